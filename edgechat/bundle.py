@@ -1,0 +1,210 @@
+"""The bundle: a folder with a graph, weights, tokenizer and ``edgechat.json``, its manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgechat.errors import BundleError
+from edgechat.validate import Invalid, build
+
+SCHEMA = 1
+MANIFEST = "edgechat.json"
+LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes of the decoder, in elements."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """What compaction needs to rotate cached keys to new positions (angles per position)."""
+
+    dim: int
+    inv_freq: tuple[float, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One graph input or output; a ``str`` dimension is symbolic, ``{i}`` in a name is a layer."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph contract: the file and the tensors the runtime binds."""
+
+    file: str
+    dialect: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Special tokens. ``adds_bos``: a text gets ``bos`` in front unless it is there already."""
+
+    bos: int | None
+    eos: tuple[int, ...]
+    adds_bos: bool
+    size: int
+    special: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in ``edgechat.json``; see the fields' own classes."""
+
+    schema: int
+    name: str
+    architecture: str
+    source: str
+    precision: str
+    kv_dtype: str
+    max_capacity: int
+    weight_bytes_per_token: int
+    dims: Dims
+    rotary: Rotary
+    graph: Graph
+    tokens: Tokens
+    files: dict[str, FileInfo]
+    quantization: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kv_bytes_per_slot(self) -> int:
+        """Bytes of keys and values one cached token takes, all layers together."""
+        d = self.dims
+        element = {"float32": 4, "int8": 1}[self.kv_dtype]
+        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * element
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A manifest whose files are present with the right sizes, and where they are."""
+
+    folder: Path
+    manifest: Manifest
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def verify(self) -> None:
+        """Compare every file with its checksum; BundleError names the first that differs."""
+        for name, info in self.manifest.files.items():
+            if sha256(self.path(name)) != info.sha256:
+                raise BundleError(
+                    f"{self.path(name)} does not match its checksum in {MANIFEST}; it was edited "
+                    "or damaged: export the bundle again."
+                )
+
+
+def load_bundle(folder: str | Path) -> Bundle:
+    """Read and check a bundle's manifest and its files' sizes. Checksums: ``Bundle.verify``.
+
+    Raises BundleError when anything is missing, malformed, truncated or outside the folder.
+    """
+    root = Path(folder).expanduser()
+    path = root / MANIFEST
+    if not path.is_file():
+        hint = "make one with: edgechat export MODEL --int8"
+        what = "is no bundle (it has no edgechat.json)" if root.is_dir() else "does not exist"
+        raise BundleError(f"{root} {what}; {hint}")
+    manifest = _read_manifest(path)
+    for name, info in manifest.files.items():
+        if Path(name).name != name or name in (".", ".."):
+            raise BundleError(f"{path} names a file outside the bundle: {name!r}; do not use it.")
+        file = root / name
+        if file.is_symlink() and file.resolve().parent != root.resolve():
+            raise BundleError(f"{file} is a link that leaves the bundle; do not use it.")
+        size = file.stat().st_size if file.is_file() else None
+        if size != info.size:
+            found = "is missing" if size is None else f"has {size:,} bytes instead of {info.size:,}"
+            raise BundleError(f"{file} {found}; copy or export the bundle again.")
+    for needed in (manifest.graph.file, "tokenizer.json"):
+        if needed not in manifest.files:
+            raise BundleError(f"{path} does not list {needed}; export the bundle again.")
+    return Bundle(root, manifest)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        if path.stat().st_size > LARGEST_MANIFEST:
+            raise BundleError(f"{path} is far too large for a manifest; export the bundle again.")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); export the bundle again.") from None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise BundleError(
+            f"{path} has schema {schema!r}, this edgechat reads {SCHEMA}; export the bundle again "
+            "with this version."
+        )
+    try:
+        manifest = build(Manifest, data)
+        _check_ranges(manifest)
+    except Invalid as error:
+        raise BundleError(f"{path} is not valid: {error}; export the bundle again.") from None
+    return manifest
+
+
+def _check_ranges(m: Manifest) -> None:
+    """Refuse numbers that would make later allocations or indexing nonsense."""
+    for name, value in dataclasses.asdict(m.dims).items():
+        if not 0 < value < 1 << 24:
+            raise Invalid(f"dims.{name} is {value}")
+    if not 0 < m.max_capacity < 1 << 24:
+        raise Invalid(f"max_capacity is {m.max_capacity}")
+    if m.kv_dtype not in ("float32", "int8"):
+        raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
+    if len(m.rotary.inv_freq) * 2 != m.rotary.dim or m.rotary.dim > m.dims.head_dim:
+        raise Invalid("rotary.inv_freq does not fit rotary.dim")
+    if not 0 < m.tokens.size <= m.dims.vocab_size:
+        raise Invalid(f"tokens.size is {m.tokens.size} for {m.dims.vocab_size} embeddings")
+    if any(not 0 <= i < m.dims.vocab_size for i in m.tokens.eos):
+        raise Invalid(f"tokens.eos is {m.tokens.eos}")
+    if m.tokens.bos is not None and not 0 <= m.tokens.bos < m.dims.vocab_size:
+        raise Invalid(f"tokens.bos is {m.tokens.bos}")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``edgechat.json`` (last, after the files it lists)."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def file_info(path: Path) -> FileInfo:
+    return FileInfo(path.stat().st_size, sha256(path))
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,37 @@
+"""Walks a DecoderSpec once and says it in a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgechat.export.dialects.base import Dialect
+from edgechat.export.spec import DecoderSpec, ModelWeights
+
+Progress = Callable[[int], None]
+
+
+def build_decoder(
+    spec: DecoderSpec, weights: ModelWeights, dialect: Dialect, progress: Progress
+) -> None:
+    """Spell the whole decoder; ``progress`` is called with the number of finished layers.
+
+    In the last layer everything after attention runs only for the positions whose logits are
+    asked for: nothing else can see the result.
+    """
+    x = dialect.embed(weights.embedding())
+    update = None
+    for index in range(spec.num_layers):
+        layer = weights.layer(index)
+        normed, x = dialect.add_norm(x, update, layer.attn_norm)
+        qkv = dialect.linear(normed, layer.qkv, "qkv", f"layers.{index}.qkv")
+        attended = dialect.attention(index, qkv)
+        if index == spec.num_layers - 1:
+            attended, x = dialect.select(attended), dialect.select(x)
+        update = dialect.linear(attended, layer.o, "o", f"layers.{index}.o")
+        normed, x = dialect.add_norm(x, update, layer.mlp_norm)
+        gate_up = dialect.linear(normed, layer.gate_up, "gate_up", f"layers.{index}.gate_up")
+        hidden = dialect.gated_activation(gate_up)
+        update = dialect.linear(hidden, layer.down, "down", f"layers.{index}.down")
+        progress(index + 1)
+    normed, _ = dialect.add_norm(x, update, weights.final_norm())
+    dialect.logits(normed, None if spec.tied_embeddings else weights.head())

@@ -1,0 +1,1 @@
+"""One module for each backend that spells the decoder."""

@@ -1,0 +1,43 @@
+"""The verbs a backend must spell; the decoder speaks only these."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgechat.bundle import TensorInfo
+from edgechat.export.spec import Array, Linear
+
+
+class Dialect(Protocol):
+    """Spells a decoder for one backend. Values are names of graph tensors.
+
+    Hidden states are [B, S, hidden] until ``select`` and [B, L, hidden] after it, where L is the
+    number of positions whose logits the caller asked for.
+    """
+
+    def embed(self, table: Array) -> str: ...
+
+    def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
+        """(norm(residual + update), residual + update); without update just the norm."""
+
+    def linear(self, x: str, linear: Linear, role: str, name: str) -> str:
+        """``role`` is qkv, o, gate_up, down or head and chooses the weight format."""
+
+    def attention(self, layer: int, qkv: str) -> str:
+        """Rotary, cache update and causal attention; [B, S, heads * head_dim]."""
+
+    def select(self, x: str) -> str:
+        """Keep only the positions whose logits were asked for."""
+
+    def gated_activation(self, gate_up: str) -> str:
+        """act(first half) * second half."""
+
+    def logits(self, x: str, head: Array | None) -> None:
+        """Vocabulary projection; None means tied: the table given to ``embed``."""
+
+    def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+        """Inputs and outputs for the manifest, one entry for all layers' cache tensors."""
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights one decode step reads."""

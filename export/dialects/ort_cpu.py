@@ -1,0 +1,200 @@
+"""ONNX Runtime on CPU: GroupQueryAttention with in-place KV, fused norms, 8-bit matmuls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgechat.bundle import TensorInfo
+from edgechat.export.graph import GraphBuilder
+from edgechat.export.quantize.blockwise import quantize_blocks
+from edgechat.export.spec import Array, DecoderSpec, Linear
+
+OPSETS = {"": 21, "com.microsoft": 1}
+MS = "com.microsoft"
+BLOCK = 32  # input features that share a scale; 32 keeps fp32 quality (docs/architecture.md)
+BATCH, STEPS, CAPACITY, PICKED = "batch", "tokens", "capacity", "logit_positions"
+
+
+class OrtCpu:
+    """Spells the verbs of :class:`~edgechat.export.dialects.base.Dialect`.
+
+    ``precision`` is ``fp32`` or ``int8`` (8-bit weights in blocks, fp32 activations and KV).
+    """
+
+    def __init__(
+        self, graph: GraphBuilder, spec: DecoderSpec, precision: str, max_capacity: int
+    ) -> None:
+        self._graph, self._spec, self._int8 = graph, spec, precision == "int8"
+        self._read_bytes = 0
+        cache = [BATCH, spec.num_kv_heads, CAPACITY, spec.head_dim]
+        self._inputs = (
+            TensorInfo("input_ids", "int64", (BATCH, STEPS)),
+            TensorInfo("position_ids", "int64", (BATCH, STEPS)),
+            TensorInfo("seqlens_k", "int32", (BATCH,)),
+            TensorInfo("total_sequence_length", "int32", ()),
+            TensorInfo("logits_index", "int64", (BATCH, PICKED, 1)),
+            TensorInfo("past_key.{i}", "float32", tuple(cache)),
+            TensorInfo("past_value.{i}", "float32", tuple(cache)),
+        )
+        self._outputs = (
+            TensorInfo("logits", "float32", (BATCH, PICKED, spec.vocab_size)),
+            TensorInfo("present_key.{i}", "float32", tuple(cache)),
+            TensorInfo("present_value.{i}", "float32", tuple(cache)),
+        )
+        for info in self._inputs:
+            for name in self._each_layer(info.name):
+                graph.input(name, info.dtype, info.shape)
+        for info in self._outputs:
+            for name in self._each_layer(info.name):
+                graph.output(name, info.dtype, info.shape)
+        cos, sin = rotary_tables(spec, max_capacity)
+        self._cos, self._sin = graph.weight("rotary.cos", cos), graph.weight("rotary.sin", sin)
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        return self._read_bytes
+
+    def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+        return self._inputs, self._outputs
+
+    def embed(self, table: Array) -> str:
+        if not self._int8:
+            name = self._graph.weight("embed", table)
+            return str(self._graph.node("Gather", [name, "input_ids"]))
+        codes, scales = quantize_blocks(table, BLOCK)
+        data = self._graph.weight("embed", codes.reshape(len(table), -1))
+        scale = self._graph.weight("embed.scale", scales)
+        return str(
+            self._graph.node(
+                "GatherBlockQuantized",
+                [data, "input_ids", scale],
+                domain=MS,
+                bits=8,
+                block_size=BLOCK,
+                gather_axis=0,
+                quantize_axis=1,
+            )
+        )
+
+    def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
+        weight = self._graph.constant(gamma)
+        eps = self._spec.norm_eps
+        if update is None:
+            normed = self._graph.node(
+                "SimplifiedLayerNormalization",
+                [residual, weight],
+                axis=-1,
+                epsilon=eps,
+                stash_type=1,
+            )
+            return normed, residual
+        outputs = self._names("SkipNorm", 2)
+        self._graph.node(
+            "SkipSimplifiedLayerNormalization",
+            [residual, update, weight],
+            [outputs[0], "", "", outputs[1]],
+            domain=MS,
+            epsilon=eps,
+        )
+        return outputs[0], outputs[1]
+
+    def linear(self, x: str, linear: Linear, role: str, name: str) -> str:
+        bias = None if linear.bias is None else self._graph.constant(linear.bias)
+        if not self._int8:
+            y = self._matmul(x, self._graph.weight(name, linear.weight), linear.weight.shape)
+            return y if bias is None else str(self._graph.node("Add", [y, bias]))
+        codes, scales = quantize_blocks(linear.weight, BLOCK)
+        return self._matmul_blocks(
+            x,
+            self._graph.weight(name, codes),
+            self._graph.weight(f"{name}.scale", scales),
+            linear.weight.shape,
+            bias,
+        )
+
+    def attention(self, layer: int, qkv: str) -> str:
+        s = self._spec
+        out, *_ = self._graph.node(
+            "GroupQueryAttention",
+            [
+                qkv,
+                "",
+                "",
+                f"past_key.{layer}",
+                f"past_value.{layer}",
+                "seqlens_k",
+                "total_sequence_length",
+                self._cos,
+                self._sin,
+                "position_ids",
+            ],
+            [*self._names("Attention", 1), f"present_key.{layer}", f"present_value.{layer}"],
+            domain=MS,
+            num_heads=s.num_heads,
+            kv_num_heads=s.num_kv_heads,
+            do_rotary=1,
+            rotary_interleaved=0,
+        )
+        return str(out)
+
+    def select(self, x: str) -> str:
+        return str(self._graph.node("GatherND", [x, "logits_index"], batch_dims=1))
+
+    def gated_activation(self, gate_up: str) -> str:
+        gate, up = self._graph.node("Split", [gate_up], 2, axis=-1, num_outputs=2)
+        silu = self._graph.node("QuickGelu", [gate], domain=MS, alpha=1.0)  # x * sigmoid(x)
+        return str(self._graph.node("Mul", [silu, up]))
+
+    def logits(self, x: str, head: Array | None) -> None:
+        if head is not None:
+            y = self.linear(x, Linear(head), "head", "head")
+        elif self._int8:  # the embedding's bytes, seen as blocks
+            shape = (self._spec.vocab_size, self._spec.hidden_size)
+            blocks = -(-shape[1] // BLOCK)
+            codes = self._graph.alias("head", "embed", (shape[0], blocks, BLOCK))
+            scale = self._graph.alias("head.scale", "embed.scale", (shape[0], blocks))
+            y = self._matmul_blocks(x, codes, scale, shape, None)
+        else:
+            y = self._matmul(x, "embed", (self._spec.vocab_size, self._spec.hidden_size))
+        self._graph.node("Identity", [y], ["logits"])
+
+    def _matmul(self, x: str, weight: str, shape: tuple[int, ...]) -> str:
+        """x @ weight.T with ``weight`` [out, in] float32 as checkpoints store it."""
+        self._read_bytes += 4 * shape[0] * shape[1]
+        return str(self._graph.node("FusedMatMul", [x, weight], domain=MS, transB=1))
+
+    def _matmul_blocks(
+        self, x: str, codes: str, scale: str, shape: tuple[int, ...], bias: str | None
+    ) -> str:
+        rows, features = shape
+        self._read_bytes += rows * features + rows * -(-features // BLOCK) * 4
+        return str(
+            self._graph.node(
+                "MatMulNBits",
+                [x, codes, scale, *(["", "", bias] if bias else [])],
+                domain=MS,
+                bits=8,
+                block_size=BLOCK,
+                K=features,
+                N=rows,
+                accuracy_level=4,  # int8 activations inside the kernel; without it 100x slower
+            )
+        )
+
+    def _names(self, label: str, count: int) -> list[str]:
+        return self._graph.fresh(label, count)
+
+    def _each_layer(self, name: str) -> list[str]:
+        if "{i}" not in name:
+            return [name]
+        return [name.replace("{i}", str(i)) for i in range(self._spec.num_layers)]
+
+
+def rotary_tables(spec: DecoderSpec, positions: int) -> tuple[Any, Any]:
+    """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
+    angles = np.outer(np.arange(positions, dtype=np.float64), spec.rotary.inv_freq)
+    factor = spec.rotary.attention_factor
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return cos.astype(np.float32), sin.astype(np.float32)

@@ -1,0 +1,215 @@
+"""From a source to a finished bundle folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgechat.bundle import (
+    SCHEMA,
+    Bundle,
+    Dims,
+    Graph,
+    Manifest,
+    Rotary,
+    Tokens,
+    file_info,
+    load_bundle,
+    write_manifest,
+)
+from edgechat.errors import BundleError, SettingsError, SourceError
+from edgechat.export.architectures import find_architecture
+from edgechat.export.decoder import build_decoder
+from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
+from edgechat.export.graph import GraphBuilder
+from edgechat.export.sources import Source, TextFiles
+from edgechat.export.sources.base import load_tokenizer, read_checked
+from edgechat.export.spec import DecoderSpec
+
+PRECISIONS = ("int8", "fp32")
+GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
+LARGEST_CAPACITY = 1 << 20
+
+
+@dataclass
+class Progress:
+    """Callbacks of a long export: ``say`` gets lines, ``layers`` (done, total)."""
+
+    say: Callable[[str], None] = lambda line: None
+    layers: Callable[[int, int], None] = lambda done, total: None
+
+
+def export_model(
+    source: Source,
+    target: Path,
+    precision: str = "int8",
+    capacity: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Write a bundle of ``source`` to the folder ``target`` and return it.
+
+    ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
+    model's context length). The folder appears complete or not at all. Raises SourceError,
+    UnsupportedModelError, SettingsError or BundleError.
+    """
+    progress = progress or Progress()
+    if precision not in PRECISIONS:
+        raise SettingsError(f"precision {precision!r} is unknown; choose {' or '.join(PRECISIONS)}")
+    if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
+        raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
+    architecture = find_architecture(source.config)
+    spec = architecture.spec(source.config, capacity)
+    if capacity is not None and capacity > spec.context_length:
+        progress.say(
+            f"note: capacity {capacity:,} is beyond the {spec.context_length:,} tokens the model "
+            "was trained for; a full cache that long will answer worse."
+        )
+    text = source.text()
+    tokens = _tokens(spec, text)
+    weights = architecture.weights(spec, partial(read_checked, source), source.config)
+    with _new_folder(target, overwrite, _estimate(spec, precision)) as folder:
+        with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, OPSETS) as graph:
+            dialect = OrtCpu(graph, spec, precision, capacity or spec.context_length)
+            report = partial(_report_layers, progress, spec.num_layers)
+            build_decoder(spec, weights, dialect, report)
+            graph.save()
+        (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
+        names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
+        if text.chat_template is None:
+            progress.say("note: the model has no chat template; edgechat run will refuse to chat.")
+        else:
+            (folder / "chat_template.jinja").write_text(text.chat_template, encoding="utf-8")
+            names.append("chat_template.jinja")
+        progress.say("checksums")
+        inputs, outputs = dialect.contract()
+        manifest = Manifest(
+            schema=SCHEMA,
+            name=source.name,
+            architecture=spec.architecture,
+            source=source.kind,
+            precision=precision,
+            kv_dtype="float32",
+            max_capacity=capacity or spec.context_length,
+            weight_bytes_per_token=dialect.weight_bytes_per_token,
+            dims=_dims(spec),
+            rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
+            graph=Graph(GRAPH_FILE, "ort_cpu", inputs, outputs),
+            tokens=tokens,
+            files={name: file_info(folder / name) for name in names},
+        )
+        write_manifest(folder, manifest)
+        load_bundle(folder)  # what was written must load
+    return load_bundle(target)
+
+
+def _report_layers(progress: Progress, total: int, done: int) -> None:
+    progress.layers(done, total)
+
+
+def _dims(spec: DecoderSpec) -> Dims:
+    return Dims(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        context_length=spec.context_length,
+    )
+
+
+def _tokens(spec: DecoderSpec, text: TextFiles) -> Tokens:
+    size = load_tokenizer(text.tokenizer_json, "the tokenizer").get_vocab_size()
+    if size > spec.vocab_size:
+        raise SourceError(
+            f"the tokenizer has {size:,} tokens but the model only {spec.vocab_size:,} embeddings; "
+            "they do not belong together."
+        )
+    if not text.eos_ids:
+        raise SourceError(
+            "the model names no end-of-sequence token, so replies would never end; set "
+            "eos_token_id in config.json or generation_config.json."
+        )
+    ids = [*text.eos_ids, *([] if text.bos_id is None else [text.bos_id])]
+    if any(not 0 <= i < spec.vocab_size for i in ids):
+        raise SourceError(f"special token ids {ids} lie outside the {spec.vocab_size:,} embeddings")
+    return Tokens(text.bos_id, tuple(text.eos_ids), text.adds_bos, size, text.special)
+
+
+def _estimate(spec: DecoderSpec, precision: str) -> int:
+    """Bytes the data file will take, a little above the truth."""
+    per_layer = spec.hidden_size * (spec.q_size * 2 + spec.kv_size * 2 + 3 * spec.intermediate_size)
+    tables = 1 if spec.tied_embeddings else 2
+    count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
+    return int(count * (4 if precision == "fp32" else 1.13)) + (8 << 20)
+
+
+@contextlib.contextmanager
+def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
+    """A temporary neighbour of ``target`` that takes its place when the body succeeds."""
+    target = target.absolute()
+    _remove_leftovers(target)
+    if target.exists() and not overwrite:
+        raise BundleError(f"{target} exists; choose another -o or pass --overwrite.")
+    if target.exists() and not (target / "edgechat.json").is_file():
+        raise BundleError(f"{target} exists and is no bundle; --overwrite replaces only bundles.")
+    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise BundleError(
+                f"{target.parent} has {free >> 20:,} MiB free but the bundle needs about "
+                f"{needed >> 20:,} MiB; free some space or choose another -o."
+            )
+        temporary.mkdir()
+        yield temporary
+        _swap(temporary, target)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        raise BundleError(f"the bundle could not be written to {target} ({reason}).") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(temporary: Path, target: Path) -> None:
+    """Rename into place; an old bundle is moved aside first and removed last."""
+    old = target.with_name(f".{target.name}.partial-old-{os.getpid()}")
+    if target.exists():
+        target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Tidy up after a killed export of the same bundle; an old bundle moved aside comes back."""
+    for path in target.parent.glob(f".{target.name}.partial-*"):
+        if _is_running(path.name.rsplit("-", 1)[1]):
+            continue
+        if path.name.startswith(f".{target.name}.partial-old-") and not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,1 @@
+"""Recipes that change weights or their precision before a dialect spells them."""

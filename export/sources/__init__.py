@@ -1,0 +1,37 @@
+"""Where models come from. ``open_source`` turns what the user typed into a Source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgechat.errors import SourceError
+from edgechat.export.sources.base import Source, TextFiles
+from edgechat.export.sources.gguf_file import GGUFFile
+from edgechat.export.sources.hf_folder import HFFolder
+from edgechat.export.sources.hub import Say, download, looks_like_hub_id, smollm2
+
+__all__ = ["Source", "TextFiles", "open_source"]
+
+
+def open_source(model: str, say: Say) -> Source:
+    """The source for a folder, a ``.gguf`` file, a hub id or the alias ``smollm2``.
+
+    A path that exists always wins over a hub id. ``say`` receives one line for each fetch.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return _open_path(path)
+    if model == "smollm2":
+        return _open_path(smollm2(say), name="SmolLM2-135M-Instruct")
+    if path.suffix == ".gguf" or not looks_like_hub_id(model):
+        raise SourceError(
+            f"{model} does not exist; give a Hugging Face folder, a .gguf file, a hub id such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct, or the alias smollm2."
+        )
+    return HFFolder(download(model, say), name=model)
+
+
+def _open_path(path: Path, name: str | None = None) -> Source:
+    if path.is_dir():
+        return HFFolder(path, name)
+    return GGUFFile(path, name)

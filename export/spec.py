@@ -1,0 +1,106 @@
+"""What a decoder is, and the weights it is made of, independent of any source or backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RotarySpec:
+    """Rotary embedding in the half-split ("rotate_half") convention of Hugging Face Llama.
+
+    ``inv_freq`` holds the angle per position of each pair, [dim / 2] float64, after any scaling;
+    ``attention_factor`` multiplies cos and sin (YaRN's temperature; 1 elsewhere).
+    """
+
+    dim: int
+    inv_freq: tuple[float, ...]
+    attention_factor: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Dimensions and choices of a pre-norm decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    norm_eps: float
+    activation: str
+    rotary: RotarySpec
+    tied_embeddings: bool
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass
+class Linear:
+    """A linear layer as checkpoints store it: ``weight`` [out, in] float32, ``bias`` [out]."""
+
+    weight: Array
+    bias: Array | None = None
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer with projections packed the way every dialect wants them.
+
+    ``qkv`` stacks query, key and value rows; ``gate_up`` stacks gate and up rows.
+    """
+
+    attn_norm: Array
+    qkv: Linear
+    o: Linear
+    mlp_norm: Array
+    gate_up: Linear
+    down: Linear
+
+
+class ModelWeights(Protocol):
+    """Weights read lazily, one layer at a time, so that a model never sits whole in memory."""
+
+    def embedding(self) -> Array:
+        """Token embedding, [vocab, hidden]."""
+
+    def layer(self, index: int) -> LayerWeights: ...
+
+    def final_norm(self) -> Array:
+        """[hidden]."""
+
+    def head(self) -> Array:
+        """Vocabulary projection of untied models, [vocab, hidden]."""
+
+
+class TensorReader(Protocol):
+    """Reads one named tensor of a source as float32; the name is a Hugging Face name."""
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model family: how its config becomes a spec and where its weights are."""
+
+    model_types: tuple[str, ...]
+    spec: Callable[[dict[str, Any], int | None], DecoderSpec]
+    weights: Callable[[DecoderSpec, TensorReader, dict[str, Any]], ModelWeights]

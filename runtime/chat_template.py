@@ -1,0 +1,111 @@
+"""Renders a model's own chat template, sandboxed, the way Hugging Face does."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError as JinjaError
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgechat.errors import TemplateError
+
+Message = dict[str, str]
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks replies for training; here it is nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  the base class declares it this way
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """Text of a conversation; ``special`` tokens (``bos_token``, …) are template variables.
+
+    The clock that ``strftime_now`` sees stands still from creation until ``restart``: a
+    conversation's beginning must not change while it is in the cache.
+    """
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = self._strftime
+        self._special = special
+        self._mark = f"edgechat-{secrets.token_hex(8)}"
+        self.restart()
+        try:
+            self._template = environment.from_string(source)
+        except (JinjaError, RecursionError) as error:
+            raise TemplateError(f"the chat template is not valid ({error}).") from None
+
+    def restart(self) -> None:
+        self._now = datetime.now()
+
+    def _strftime(self, pattern: str) -> str:
+        return self._now.strftime(pattern)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt for the next reply to ``messages`` (generation prompt included)."""
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, **self._special
+            )
+        except RecursionError:
+            raise TemplateError("the chat template calls itself without end.") from None
+        except _RaisedByTemplate as error:
+            raise TemplateError(f"the model's chat template says: {error}") from None
+        except Exception as error:  # a template can raise anything: it is code
+            raise TemplateError(
+                f"the chat template failed ({type(error).__name__}: {error})."
+            ) from None
+
+    def split(self, messages: Sequence[Message]) -> list[str] | None:
+        """The rendered text around the assistant's messages: len(replies) + 1 pieces.
+
+        Replies are rendered as marks and cut out, so that the text around them can be paired
+        with token ids that are never tokenised again. None when the template changes or drops
+        a reply's text so that it cannot be found.
+        """
+        marked: list[Message] = []
+        marks: list[str] = []
+        for message in messages:
+            if message["role"] == "assistant":
+                marks.append(f"{self._mark}-{len(marks)}-")
+                marked.append({**message, "content": marks[-1]})
+            else:
+                marked.append(message)
+        text, pieces = self.render(marked), []
+        for mark in marks:
+            if text.count(mark) != 1:
+                return None
+            before, text = text.split(mark)
+            pieces.append(before)
+        return [*pieces, text]
+
+
+class _RaisedByTemplate(Exception):
+    pass
+
+
+def _raise(message: str) -> None:
+    raise _RaisedByTemplate(message)
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    """As transformers: plain JSON, no HTML escapes (jinja's own filter escapes < and &)."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)

@@ -1,0 +1,111 @@
+"""One conversation's bounded KV cache: feeds tokens, evicts in chunks, rewinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgechat.errors import CapacityError
+from edgechat.runtime.engine import Engine, Logits
+from edgechat.runtime.policies import Policy
+from edgechat.runtime.slots import SlotTable
+
+PREFILL_CHUNK = 512  # tokens a step; more gains no speed and costs attention scratch memory
+EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
+
+
+class KVCache:
+    """Keeps the slots of row 0 of ``engine`` in step with a transcript.
+
+    ``fed`` counts the transcript tokens that were fed so far; some of them may be evicted.
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine, self.policy = engine, policy
+        self.slots = SlotTable(engine.capacity)
+        self.fed = 0
+        self.evicted = 0
+        self._evict = max(1, min(EVICT_CHUNK, engine.capacity // 4))
+        self._lengths = np.zeros(1, dtype=np.int32)
+        self._one = np.zeros((1, 1), dtype=np.int64)
+
+    @property
+    def room(self) -> int:
+        return self.engine.capacity - self.slots.length
+
+    def feed(
+        self,
+        ids: NDArray[np.int64],
+        cancelled: Callable[[], bool] = lambda: False,
+        on_logits: Callable[[Logits], None] | None = None,
+    ) -> Logits | None:
+        """Feed transcript tokens [n], n ≥ 1, in chunks, evicting when the cache is full.
+
+        Returns the logits [V] after the last token, a view the next feed overwrites, or None
+        when ``cancelled()`` turned true between chunks (``fed`` says how far it came).
+        ``on_logits`` receives every chunk's logits [S, V], for perplexity.
+        """
+        logits: Logits | None = None
+        done = 0
+        while done < len(ids):
+            if cancelled():
+                return None
+            if self.room == 0:
+                self._compact()
+            count = min(len(ids) - done, self.room, PREFILL_CHUNK)
+            chunk = ids[None, done : done + count]
+            logits = self._step(chunk, on_logits is not None)
+            if on_logits is not None:
+                on_logits(logits)
+            done += count
+        return None if logits is None else np.asarray(logits[-1])
+
+    def feed_one(self, token: int) -> Logits:
+        """Decode step: feed one token, return its logits [V] (a view)."""
+        if self.slots.length == self.engine.capacity:
+            self._compact()
+        self._one[0, 0] = token
+        return np.asarray(self._step(self._one, False)[-1])
+
+    def rewind(self, fed: int) -> int:
+        """Forget the transcript from token ``fed`` on; returns how many tokens remain fed.
+
+        When the token before ``fed`` is no longer cached, the near past is lost: everything is
+        dropped, 0 is returned and the caller feeds again what it wants remembered.
+        """
+        index = self.slots.index
+        length = int(np.searchsorted(index, fed))
+        if length == 0 or index[length - 1] != fed - 1:
+            fed = length = 0
+        self.slots.truncate(length)
+        self.fed = fed
+        return fed
+
+    def require_room(self, count: int) -> None:
+        """CapacityError when ``count`` more tokens cannot be fed because nothing may leave."""
+        if not self.policy.evicts and count > self.room:
+            raise CapacityError(
+                f"the message needs {count:,} tokens but the KV cache has room for {self.room:,} "
+                "and its policy 'full' evicts nothing; use the policy 'window' or start anew."
+            )
+
+    def _step(self, tokens: NDArray[np.int64], all_logits: bool) -> Logits:
+        count = tokens.shape[1]
+        self._lengths[0] = self.slots.length
+        logits: Logits = self.engine.step(tokens, self._lengths, all_logits)[0]
+        self.slots.append(self.fed, count)
+        self.fed += count
+        return logits
+
+    def _compact(self) -> None:
+        before = self.slots.length
+        kept = self.policy(self.slots, before - self._evict)
+        if len(kept) >= before:
+            raise CapacityError(
+                f"nothing in the KV cache of {before:,} tokens may be evicted; use a larger window."
+            )
+        self.engine.compact(0, kept)
+        self.slots.keep(kept)
+        self.evicted += before - len(kept)

@@ -1,0 +1,158 @@
+"""The ONNX Runtime engine: buffers and bindings made once, KV written in place."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgechat.bundle import Bundle
+from edgechat.errors import EngineError
+from edgechat.runtime.engine import Logits, Slots, Tokens
+from edgechat.runtime.rotation import rotate_keys
+
+PROVIDERS = {"ort_cpu": "CPUExecutionProvider"}
+
+
+def usable_cores() -> int:
+    """Cores this process may run on; containers often see fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class OnnxEngine:
+    """See :class:`~edgechat.runtime.engine.Engine`.
+
+    ``capacity`` is the number of slots a row holds; ``threads`` defaults to the usable cores.
+    Raises EngineError when ONNX Runtime cannot load the graph or the memory is not there.
+    """
+
+    def __init__(
+        self, bundle: Bundle, capacity: int, rows: int = 1, threads: int | None = None
+    ) -> None:
+        manifest = bundle.manifest
+        if not 2 <= capacity <= manifest.max_capacity:
+            raise EngineError(
+                f"a KV cache of {capacity:,} tokens does not fit this bundle, which allows 2 to "
+                f"{manifest.max_capacity:,}; choose a smaller window or export with --capacity."
+            )
+        self.rows, self.capacity = rows, capacity
+        self.vocab_size = manifest.dims.vocab_size
+        self._layers = manifest.dims.num_layers
+        self._inv_freq = np.asarray(manifest.rotary.inv_freq, dtype=np.float64)
+        self._session = _session(bundle, threads or usable_cores())
+        dims = manifest.dims
+        shape = (dims.num_layers, 2, rows, dims.num_kv_heads, capacity, dims.head_dim)
+        try:
+            self._kv = np.zeros(shape, dtype=np.float32)
+        except MemoryError:
+            size = manifest.kv_bytes_per_slot * capacity * rows
+            raise EngineError(
+                f"no memory for a KV cache of {size >> 20:,} MiB; choose a smaller window."
+            ) from None
+        self._cache_values = [
+            (f"{kind}.{layer}", ort.OrtValue.ortvalue_from_numpy(self._kv[layer, i]))
+            for layer in range(dims.num_layers)
+            for i, kind in enumerate(("key", "value"))
+        ]
+        self._decode = _Binding(self, 1, 1)
+        self._prefill: _Binding | None = None
+
+    def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
+        count = tokens.shape[1]
+        if count == 1:
+            return self._decode.run(tokens, lengths)
+        picked = count if all_logits else 1
+        binding = self._prefill
+        if binding is None or (binding.count, binding.picked) != (count, picked):
+            binding = self._prefill = _Binding(self, count, picked)
+        return binding.run(tokens, lengths)
+
+    def compact(self, row: int, kept: Slots) -> None:
+        still = int(np.argmax(kept != np.arange(len(kept)))) if len(kept) else 0
+        if len(kept) == 0 or kept[still] == still:
+            return  # nothing moves
+        moved = kept[still:]
+        target = slice(still, len(kept))
+        shift = np.arange(still, len(kept)) - moved
+        angles = shift[:, None] * self._inv_freq
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        for layer in range(self._layers):
+            keys, values = self._kv[layer, 0, row], self._kv[layer, 1, row]
+            keys[:, target] = rotate_keys(keys[:, moved], cos, sin)
+            values[:, target] = values[:, moved]
+
+    def close(self) -> None:
+        self._decode = self._prefill = None  # type: ignore[assignment]
+        self._cache_values = []
+        self._session = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Binding:
+    """Fixed input, output and cache buffers for steps of one shape [rows, count]."""
+
+    def __init__(self, engine: OnnxEngine, count: int, picked: int) -> None:
+        self.count, self.picked = count, picked
+        rows = engine.rows
+        self._session = engine._session
+        self._tokens = np.zeros((rows, count), dtype=np.int64)
+        self._positions = np.zeros((rows, count), dtype=np.int64)
+        self._last_slot = np.zeros(rows, dtype=np.int32)
+        self._total = np.zeros((), dtype=np.int32)
+        self._offsets = np.arange(count, dtype=np.int64)
+        index = np.arange(count - picked, count, dtype=np.int64)
+        self._index = np.broadcast_to(index[None, :, None], (rows, picked, 1)).copy()
+        self._logits = np.empty((rows, picked, engine.vocab_size), dtype=np.float32)
+        binding = self._session.io_binding()
+        inputs = {
+            "input_ids": self._tokens,
+            "position_ids": self._positions,
+            "seqlens_k": self._last_slot,
+            "total_sequence_length": self._total,
+            "logits_index": self._index,
+        }
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+        for name, value in engine._cache_values:
+            binding.bind_ortvalue_input(f"past_{name}", value)
+            binding.bind_ortvalue_output(f"present_{name}", value)
+        self._binding = binding
+
+    def run(self, tokens: Tokens, lengths: NDArray[np.int32]) -> Logits:
+        self._tokens[:] = tokens
+        np.add(lengths[:, None], self._offsets, out=self._positions)
+        np.add(lengths, self.count - 1, out=self._last_slot)
+        self._total[...] = self._last_slot.max() + 1
+        self._session.run_with_iobinding(self._binding)
+        return self._logits
+
+
+def _session(bundle: Bundle, threads: int) -> Any:
+    graph = bundle.manifest.graph
+    provider = PROVIDERS.get(graph.dialect)
+    if provider is None:
+        raise EngineError(
+            f"the bundle speaks the dialect {graph.dialect!r}, which this edgechat cannot run."
+        )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(
+            str(bundle.path(graph.file)), sess_options=options, providers=[provider]
+        )
+    except Exception as error:  # ONNX Runtime's exceptions share no public base class
+        reason = str(error).strip().splitlines()[0]
+        raise EngineError(f"ONNX Runtime cannot load the bundle's graph ({reason}).") from None
+    if session.get_providers()[0] != provider:
+        raise EngineError(f"ONNX Runtime fell back to {session.get_providers()[0]}.")
+    return session

@@ -1,0 +1,21 @@
+"""Which slots stay when the cache is full. A policy is a pure function of the slots."""
+
+from __future__ import annotations
+
+from edgechat.errors import SettingsError
+from edgechat.runtime.policies.base import Kept, Policy
+from edgechat.runtime.policies.full import Full
+from edgechat.runtime.policies.window import Window
+
+__all__ = ["POLICIES", "Kept", "Policy", "make_policy"]
+
+POLICIES = ("window", "full")
+
+
+def make_policy(name: str, sinks: int) -> Policy:
+    """The policy called ``name``; SettingsError lists the known ones."""
+    if name == "window":
+        return Window(sinks)
+    if name == "full":
+        return Full()
+    raise SettingsError(f"policy {name!r} is unknown; choose one of {', '.join(POLICIES)}.")

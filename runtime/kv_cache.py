@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from edgechat.runtime.engine import Engine, Logits
 from edgechat.runtime.policies import Policy
 from edgechat.runtime.slots import SlotTable
 
+Ids = NDArray[np.int64]
 PREFILL_CHUNK = 512  # tokens a step; more gains no speed and costs attention scratch memory
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
 
@@ -35,32 +36,29 @@ class KVCache:
     def room(self) -> int:
         return self.engine.capacity - self.slots.length
 
-    def feed(
-        self,
-        ids: NDArray[np.int64],
-        cancelled: Callable[[], bool] = lambda: False,
-        on_logits: Callable[[Logits], None] | None = None,
-    ) -> Logits | None:
+    def feed(self, ids: Ids, cancelled: Callable[[], bool] = lambda: False) -> Logits | None:
         """Feed transcript tokens [n], n ≥ 1, in chunks, evicting when the cache is full.
 
         Returns the logits [V] after the last token, a view the next feed overwrites, or None
         when ``cancelled()`` turned true between chunks (``fed`` says how far it came).
-        ``on_logits`` receives every chunk's logits [S, V], for perplexity.
         """
-        logits: Logits | None = None
+        end = self.fed + len(ids)
+        for logits in self.feed_chunks(ids):
+            if self.fed == end:
+                return np.asarray(logits[-1])
+            if cancelled():
+                break
+        return None
+
+    def feed_chunks(self, ids: Ids, all_logits: bool = False) -> Iterator[Logits]:
+        """As ``feed``, yielding each chunk's logits: [1, V], or [S, V] with ``all_logits``."""
         done = 0
         while done < len(ids):
-            if cancelled():
-                return None
             if self.room == 0:
                 self._compact()
             count = min(len(ids) - done, self.room, PREFILL_CHUNK)
-            chunk = ids[None, done : done + count]
-            logits = self._step(chunk, on_logits is not None)
-            if on_logits is not None:
-                on_logits(logits)
+            yield self._step(ids[None, done : done + count], all_logits)
             done += count
-        return None if logits is None else np.asarray(logits[-1])
 
     def feed_one(self, token: int) -> Logits:
         """Decode step: feed one token, return its logits [V] (a view)."""
@@ -91,7 +89,7 @@ class KVCache:
                 "and its policy 'full' evicts nothing; use the policy 'window' or start anew."
             )
 
-    def _step(self, tokens: NDArray[np.int64], all_logits: bool) -> Logits:
+    def _step(self, tokens: Ids, all_logits: bool) -> Logits:
         count = tokens.shape[1]
         self._lengths[0] = self.slots.length
         logits: Logits = self.engine.step(tokens, self._lengths, all_logits)[0]

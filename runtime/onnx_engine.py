@@ -153,6 +153,31 @@ def _session(bundle: Bundle, threads: int) -> Any:
     except Exception as error:  # ONNX Runtime's exceptions share no public base class
         reason = str(error).strip().splitlines()[0]
         raise EngineError(f"ONNX Runtime cannot load the bundle's graph ({reason}).") from None
+    _check_contract(bundle, session)
     if session.get_providers()[0] != provider:
         raise EngineError(f"ONNX Runtime fell back to {session.get_providers()[0]}.")
     return session
+
+
+def _check_contract(bundle: Bundle, session: Any) -> None:
+    """EngineError unless the graph has exactly the tensors the manifest promises."""
+    manifest = bundle.manifest
+    layers = range(manifest.dims.num_layers)
+    for promised, found in (
+        (manifest.graph.inputs, session.get_inputs()),
+        (manifest.graph.outputs, session.get_outputs()),
+    ):
+        expected = {
+            name: list(info.shape)
+            for info in promised
+            for name in (
+                [info.name.format(i=i) for i in layers] if "{i}" in info.name else [info.name]
+            )
+        }
+        actual = {tensor.name: list(tensor.shape) for tensor in found}
+        if expected != actual:
+            odd = min(n for n in expected | actual if expected.get(n) != actual.get(n))
+            raise EngineError(
+                f"the graph does not keep the manifest's contract at {odd!r}; export the bundle "
+                "again."
+            )

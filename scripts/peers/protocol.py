@@ -99,6 +99,7 @@ def serve(make: Callable[[argparse.Namespace], Peer]) -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--capacity", type=int, required=True, help="cache slots to allocate")
+    parser.add_argument("--variant", default="", help="a setting that the worker knows")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when a worker ends
     answers = private_stdout()

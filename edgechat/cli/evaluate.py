@@ -1,0 +1,110 @@
+"""``edgechat eval``: the quality of a bundle in numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from edgechat.bundle import load_bundle
+from edgechat.cli.plots import Series, line_plot
+from edgechat.errors import SettingsError
+from edgechat.evaluate import Reader, Score, evaluate, read_ids
+from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
+
+
+def eval_command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to judge.")],
+    text: Annotated[Path, typer.Argument(help="A text file to predict.")],
+    tokens: Annotated[
+        int | None, typer.Option(help="Only the first so many tokens. Default: all.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut the text into independent windows of so many tokens, each read with a full "
+            "cache. Default: one stream through the cache policy."
+        ),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="window or full.")] = None,
+    window: Annotated[int | None, typer.Option(help="Recent tokens kept.")] = None,
+    sinks: Annotated[int | None, typer.Option(help="First tokens always kept.")] = None,
+    profile: Annotated[str, typer.Option(help="Profile the rest comes from.")] = DEFAULT_PROFILE,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="A reference bundle (fp32): adds KL divergence and top-1 agreement."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a plot of the loss by position to this .png file.")
+    ] = None,
+) -> None:
+    """Perplexity of a text: lower is better, 1 is perfect.
+
+    Example: `edgechat eval my-int8 book.txt --tokens 8192 --context 2048 --against my-fp32`
+    """
+    for name, value, least in (("--tokens", tokens, 2), ("--context", context, 2)):
+        if value is not None and value < least:
+            raise SettingsError(f"{name} must be at least {least}, not {value}.")
+    settings = load_profile(profile).override(policy=policy, cache_window=window, sinks=sinks)
+    if context is not None:
+        settings = settings.override(policy="full")
+    loaded = load_bundle(bundle)
+    ids = read_ids(loaded, _read(text), tokens)
+    capacity = context or settings.capacity(loaded.manifest.max_capacity, window is not None)
+    reader = Reader(loaded, settings, capacity)
+    reference = None if against is None else Reader(load_bundle(against), settings, capacity)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=len(ids))
+        score = evaluate(
+            reader, ids, context, reference, lambda done: bar.update(task, completed=done)
+        )
+    if plot is not None:
+        line_plot(plot, "loss by position", "token", "nats a token", [_curve(score, bundle.name)])
+    data = _as_dict(score, settings, capacity, context)
+    if as_json:
+        typer.echo(json.dumps(data))
+        return
+    console = Console()
+    for name, value in data.items():
+        if value is not None:
+            shown = f"{value:,.4f}" if isinstance(value, float) else str(value)
+            console.print(f"{name.replace('_', ' '):<22}{shown}", highlight=False, markup=False)
+
+
+def _as_dict(
+    score: Score, settings: Settings, capacity: int, context: int | None
+) -> dict[str, float | int | str | None]:
+    error = score.losses.std() / math.sqrt(len(score.losses))
+    return {
+        "tokens": len(score.losses),
+        "policy": settings.policy,
+        "capacity": capacity,
+        "context": context,
+        "perplexity": score.perplexity,
+        "perplexity_error": float(score.perplexity * error),
+        "second_half_perplexity": None if context else score.second_half,
+        "kl_to_reference": score.kl,
+        "top1_agreement": score.top1,
+    }
+
+
+def _curve(score: Score, name: str) -> Series:
+    """The loss smoothed over about a fiftieth of the text."""
+    size = max(1, len(score.losses) // 50)
+    count = len(score.losses) // size
+    means = score.losses[: count * size].reshape(count, size).mean(axis=1)
+    return Series(name, (np.arange(count) * size + size // 2).tolist(), means.tolist())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as UTF-8 text ({error}).") from None

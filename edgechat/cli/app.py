@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edgechat import __version__
-from edgechat.cli import evaluate, export, inspect, run
+from edgechat.cli import bench, evaluate, export, inspect, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,4 +37,5 @@ def options(
 app.command("export", no_args_is_help=True)(export.export)
 app.command("run", no_args_is_help=True)(run.run)
 app.command("eval", no_args_is_help=True)(evaluate.eval_command)
+app.command("bench", no_args_is_help=True)(bench.bench)
 app.command("inspect", no_args_is_help=True)(inspect.inspect)

@@ -49,9 +49,9 @@ def eval_command(
 
     Example: `edgechat eval my-int8 book.txt --tokens 8192 --context 2048 --against my-fp32`
     """
-    for name, value, least in (("--tokens", tokens, 2), ("--context", context, 2)):
-        if value is not None and value < least:
-            raise SettingsError(f"{name} must be at least {least}, not {value}.")
+    for option, count in (("--tokens", tokens), ("--context", context)):
+        if count is not None and count < 2:
+            raise SettingsError(f"{option} must be at least 2, not {count}.")
     settings = load_profile(profile).override(policy=policy, cache_window=window, sinks=sinks)
     if context is not None:
         settings = settings.override(policy="full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ class Series:
     """One line: ``y`` over ``x``."""
 
     label: str
-    x: list[float]
-    y: list[float]
+    x: Sequence[float]
+    y: Sequence[float]
 
 
 def line_plot(path: Path, title: str, x_label: str, y_label: str, lines: list[Series]) -> None:

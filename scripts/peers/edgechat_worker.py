@@ -26,10 +26,8 @@ class Edgechat(protocol.GreedyDecode):
     def feed(self, tokens: list[int]) -> int:
         for start in range(0, len(tokens), CHUNK):
             ids = np.array([tokens[start : start + CHUNK]], dtype=np.int64)
-            count = ids.shape[1]
-            positions = np.arange(self.used, self.used + count, dtype=np.int64)[None]
-            logits = self.engine.step(ids, positions, np.array([self.used], dtype=np.int32))
-            self.used += count
+            logits = self.engine.step(ids, np.array([self.used], dtype=np.int32))
+            self.used += ids.shape[1]
         return int(logits[0, -1].argmax())
 
 

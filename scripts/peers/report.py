@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,9 +86,9 @@ def show(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     table = Table(*header)
     for line in lines:
         table.add_row(*line)
-    console = Console()
-    # Not a terminal: do not fold the table to 80 columns.
-    console.print(table, width=None if console.is_terminal else 160)
+    # A terminal has its own width; anywhere else the table is not folded to 80 columns.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(table)
 
 
 def warnings(others_busy: float | None, idle_spent: Mapping[str, float]) -> list[str]:

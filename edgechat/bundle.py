@@ -99,7 +99,7 @@ class Manifest:
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
         d = self.dims
-        element = {"float32": 4, "int8": 1}[self.kv_dtype]
+        element = 4 if self.kv_dtype == "float32" else 1
         return 2 * d.num_layers * d.num_kv_heads * d.head_dim * element
 
 

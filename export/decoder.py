@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgechat.export.dialects.base import Dialect
-from edgechat.export.spec import DecoderSpec, ModelWeights
+from edgechat.export.spec import AnyLinear, DecoderSpec, Weights
 
 Progress = Callable[[int], None]
 
 
 def build_decoder(
-    spec: DecoderSpec, weights: ModelWeights, dialect: Dialect, progress: Progress
+    spec: DecoderSpec, weights: Weights[AnyLinear], dialect: Dialect, progress: Progress
 ) -> None:
     """Spell the whole decoder; ``progress`` is called with the number of finished layers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -28,13 +29,26 @@ from edgechat.export.architectures import find_architecture
 from edgechat.export.decoder import build_decoder
 from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
 from edgechat.export.graph import GraphBuilder
+from edgechat.export.quantize.activations import perplexity
+from edgechat.export.quantize.calibration import evaluation_text, windows
+from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import load_tokenizer, read_checked
-from edgechat.export.spec import DecoderSpec
+from edgechat.export.spec import DecoderSpec, Ids
 
-PRECISIONS = ("int8", "fp32")
+PRECISIONS = ("int8", "int8-weight", "fp32")
+KV_PRECISIONS = ("fp32", "int8")
+Measure = Callable[[Bundle, Ids], float]
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
 LARGEST_CAPACITY = 1 << 20
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Perplexity on the built-in evaluation text."""
+
+    fp32_perplexity: float
+    perplexity: float
 
 
 @dataclass
@@ -49,19 +63,27 @@ def export_model(
     source: Source,
     target: Path,
     precision: str = "int8",
+    kv: str = "fp32",
     capacity: int | None = None,
+    calibration: Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    measure: Measure | None = None,
 ) -> Bundle:
     """Write a bundle of ``source`` to the folder ``target`` and return it.
 
-    ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
-    model's context length). The folder appears complete or not at all. Raises SourceError,
-    UnsupportedModelError, SettingsError or BundleError.
+    ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations) or fp32; ``kv``:
+    fp32 or int8 cache. ``capacity`` is the longest KV cache the bundle can be run with, in
+    tokens (default: the model's context length). ``calibration`` is a text or .jsonl file
+    (default: a built-in text). ``measure`` returns the finished bundle's perplexity on token
+    ids, which goes into the manifest beside the unquantised model's. The folder appears
+    complete or not at all. Raises SourceError, UnsupportedModelError, SettingsError or
+    BundleError.
     """
     progress = progress or Progress()
-    if precision not in PRECISIONS:
-        raise SettingsError(f"precision {precision!r} is unknown; choose {' or '.join(PRECISIONS)}")
+    for name, value, known in (("precision", precision, PRECISIONS), ("kv", kv, KV_PRECISIONS)):
+        if value not in known:
+            raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
     if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
         raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
     architecture = find_architecture(source.config)
@@ -74,11 +96,19 @@ def export_model(
     text = source.text()
     tokens = _tokens(spec, text)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
+    tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
+    recipe = Recipe(weights, spec, precision, kv, tokenizer, calibration)
     with _new_folder(target, overwrite, _estimate(spec, precision)) as folder:
         with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, OPSETS) as graph:
-            dialect = OrtCpu(graph, spec, precision, capacity or spec.context_length)
+            dialect = OrtCpu(
+                graph,
+                recipe.spec,
+                blocks=precision != "fp32",
+                max_capacity=capacity or spec.context_length,
+                kv_scales=recipe.kv_scales,
+            )
             report = partial(_report_layers, progress, spec.num_layers)
-            build_decoder(spec, weights, dialect, report)
+            build_decoder(recipe.spec, recipe.weights, dialect, report)
             graph.save()
         (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
         names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
@@ -95,7 +125,7 @@ def export_model(
             architecture=spec.architecture,
             source=source.kind,
             precision=precision,
-            kv_dtype="float32",
+            kv_dtype={"fp32": "float32", "int8": "int8"}[kv],
             max_capacity=capacity or spec.context_length,
             weight_bytes_per_token=dialect.weight_bytes_per_token,
             dims=_dims(spec),
@@ -103,9 +133,16 @@ def export_model(
             graph=Graph(GRAPH_FILE, "ort_cpu", inputs, outputs),
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
+            quantization=recipe.report(),
         )
         write_manifest(folder, manifest)
-        load_bundle(folder)  # what was written must load
+        written = load_bundle(folder)  # what was written must load
+        if measure is not None and (precision, kv) != ("fp32", "fp32"):
+            progress.say("measuring what quantisation costs")
+            ids = windows(tokenizer, evaluation_text()).ravel()
+            loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
+            quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
+            write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
     return load_bundle(target)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -62,33 +63,55 @@ class Linear:
 
 
 @dataclass
-class LayerWeights:
+class Int8Linear:
+    """W8A8: ``codes`` [out, in] int8 and one scale a row, weight = codes * scales[:, None].
+
+    Activations are quantised per tensor when the graph runs. With ``hadamard`` = n, every n
+    neighbouring input features are first multiplied by the n x n Hadamard matrix (orthonormal),
+    which the codes expect.
+    """
+
+    codes: NDArray[np.int8]
+    scales: Array
+    bias: Array | None = None
+    hadamard: int = 0
+
+
+AnyLinear = Linear | Int8Linear
+L_co = TypeVar("L_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class LayerWeights(Generic[L_co]):
     """One decoder layer with projections packed the way every dialect wants them.
 
     ``qkv`` stacks query, key and value rows; ``gate_up`` stacks gate and up rows.
     """
 
     attn_norm: Array
-    qkv: Linear
-    o: Linear
+    qkv: L_co
+    o: L_co
     mlp_norm: Array
-    gate_up: Linear
-    down: Linear
+    gate_up: L_co
+    down: L_co
 
 
-class ModelWeights(Protocol):
+class Weights(Protocol[L_co]):
     """Weights read lazily, one layer at a time, so that a model never sits whole in memory."""
 
     def embedding(self) -> Array:
         """Token embedding, [vocab, hidden]."""
 
-    def layer(self, index: int) -> LayerWeights: ...
+    def layer(self, index: int) -> LayerWeights[L_co]: ...
 
     def final_norm(self) -> Array:
         """[hidden]."""
 
-    def head(self) -> Array:
+    def head(self) -> L_co:
         """Vocabulary projection of untied models, [vocab, hidden]."""
+
+
+ModelWeights = Weights[Linear]
 
 
 class TensorReader(Protocol):

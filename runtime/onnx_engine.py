@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
+from edgechat.runtime import huge_pages
 from edgechat.runtime.engine import Logits, Slots, Tokens
 from edgechat.runtime.rotation import rotate_keys
 
@@ -44,11 +45,13 @@ class OnnxEngine:
         self.vocab_size = manifest.dims.vocab_size
         self._layers = manifest.dims.num_layers
         self._inv_freq = np.asarray(manifest.rotary.inv_freq, dtype=np.float64)
+        before = huge_pages.anonymous_regions()
         self._session = _session(bundle, threads or usable_cores())
+        huge_pages.gather(before)
         dims = manifest.dims
         shape = (dims.num_layers, 2, rows, dims.num_kv_heads, capacity, dims.head_dim)
         try:
-            self._kv = np.zeros(shape, dtype=np.float32)
+            self._kv = np.zeros(shape, dtype=manifest.kv_dtype)
         except MemoryError:
             size = manifest.kv_bytes_per_slot * capacity * rows
             raise EngineError(
@@ -142,10 +145,14 @@ def _session(bundle: Bundle, threads: int) -> Any:
         raise EngineError(
             f"the bundle speaks the dialect {graph.dialect!r}, which this edgechat cannot run."
         )
+    # The tiled attention ONNX Runtime prefers on CPU is up to a quarter slower at these sizes.
+    os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # The export already spells fused nodes: optimising again only costs load time.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(
             str(bundle.path(graph.file)), sess_options=options, providers=[provider]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+Keys = NDArray[Any]
 
 
-def rotate_keys(keys: Array, cos: Array, sin: Array) -> Array:
+def rotate_keys(keys: Keys, cos: Array, sin: Array) -> Keys:
     """Rotate ``keys`` [H, n, D] by the angles whose ``cos`` and ``sin`` are [n, R / 2].
 
     Rotary embeddings compose by adding angles (RoFormer, arXiv 2104.09864), so a key rotated
     for position p becomes the key for p + shift by one more rotation of shift * inv_freq. The
-    first R features form pairs (i, i + R / 2); features behind R are not rotated.
+    first R features form pairs (i, i + R / 2); features behind R are not rotated. int8 keys are
+    codes whose pairs share a scale, so the codes themselves are rotated and rounded.
     """
     half = cos.shape[-1]
     first, second = keys[..., :half], keys[..., half : 2 * half]
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    if keys.dtype == np.int8:
+        turned = np.rint(turned).clip(-127, 127)
     result = keys.copy()
-    result[..., :half] = first * cos - second * sin
-    result[..., half : 2 * half] = second * cos + first * sin
+    result[..., : 2 * half] = turned
     return result

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from edgechat.bundle import Bundle
 from edgechat.errors import EdgechatError, SettingsError
+
+LARGEST_LOSS = 3.0  # percent of perplexity; more is worth a warning
 
 
 def export(
@@ -28,7 +34,19 @@ def export(
     precision: Annotated[
         str | None,
         typer.Option(
-            "-p", "--precision", help="int8 (smallest and fastest, the default) or fp32 (exact)."
+            "-p",
+            "--precision",
+            help="int8 (weights and activations; smallest and fastest, the default), int8-weight "
+            "(weights only) or fp32 (exact).",
+        ),
+    ] = None,
+    kv: Annotated[
+        str, typer.Option(help="KV cache: fp32, or int8 (a quarter of the memory).")
+    ] = "fp32",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text (or .jsonl of chats) like what the model will meet. Default: a built-in one."
         ),
     ] = None,
     capacity: Annotated[
@@ -69,8 +87,11 @@ def export(
             source,
             target,
             precision=chosen,
+            kv=kv,
             capacity=capacity,
+            calibration=calibration,
             overwrite=overwrite,
+            measure=_measure(bar.console),
             progress=Progress(
                 say=bar.console.print,
                 layers=lambda done, total: bar.update(
@@ -78,6 +99,42 @@ def export(
                 ),
             ),
         )
+    _print_loss(console, bundle.manifest.quantization)
     size = sum(info.size for info in bundle.manifest.files.values())
     console.print(f"made [bold]{target}[/bold] ({size / 1e6:,.0f} MB, {chosen})", highlight=False)
     console.print(f"talk to it: edgechat run {target}", highlight=False)
+
+
+def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
+    """How to measure a bundle's perplexity, or None where no ONNX Runtime is installed."""
+    try:
+        from edgechat.evaluate import Reader, evaluate
+    except ModuleNotFoundError:
+        console.print("note: onnxruntime is not installed, so the loss is not measured.")
+        return None
+    from edgechat.settings import Settings
+
+    def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
+        capacity = min(len(ids), bundle.manifest.max_capacity)
+        reader = Reader(bundle, Settings(policy="window"), capacity)
+        return evaluate(reader, ids[:capacity]).perplexity
+
+    return measure
+
+
+def _print_loss(console: Console, quantization: dict[str, Any]) -> None:
+    """One line such as "fp32 19.31 → int8 19.45, +0.7 %"."""
+    if "perplexity" not in quantization:
+        return
+    before, after = quantization["fp32_perplexity"], quantization["perplexity"]
+    percent = 100 * (after / before - 1)
+    console.print(
+        f"perplexity on the built-in text: fp32 {before:.2f} → quantised {after:.2f}, "
+        f"{percent:+.1f} %",
+        highlight=False,
+    )
+    if percent > LARGEST_LOSS:
+        console.print(
+            "[yellow]warning: quantisation costs more than 3 %; try --precision int8-weight, or "
+            "--calibration with text like what the model will meet.[/yellow]"
+        )

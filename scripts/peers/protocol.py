@@ -79,6 +79,22 @@ def decode(peer: Peer, history: int, tokens: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start}
 
 
+def turn(peer: Peer, tokens: int, reply: int, fresh: bool) -> dict[str, Any]:
+    """One turn of a dialogue: ``tokens`` new ids and a ``reply``, after what the cache holds.
+
+    With ``fresh`` the cache is emptied first, within the clock, and ``tokens`` counts the whole
+    history: what a program does that keeps no cache between turns.
+    """
+    ids = token_ids(tokens)
+    start = time.perf_counter()
+    if fresh:
+        peer.reset()
+    token = peer.feed(ids)
+    first = time.perf_counter()
+    peer.decode(token, reply)
+    return {"first": first - start, "seconds": time.perf_counter() - start}
+
+
 def check(peer: Peer) -> dict[str, Any]:
     """What comes next in a phrase said four times: any sound copy of the weights agrees."""
     phrase = token_ids(16, seed=2)
@@ -107,6 +123,7 @@ def serve(make: Callable[[argparse.Namespace], Peer]) -> None:
         "prefill": prefill,
         "decode": decode,
         "check": check,
+        "turn": turn,
     }
     peer = make(args)
     print(json.dumps({"ready": peer.info}), file=answers)

@@ -107,14 +107,6 @@ def test_sharded_and_half_precision_checkpoints_read_the_same(
         assert np.abs(ours(bundle, ids, []) - reference(folder, ids)).max() < 1e-3
 
 
-def test_int8_stays_close(make_folder: Callable[..., Path], tmp_path: Path) -> None:
-    folder = make_folder(seed=11, initializer_range=0.15)
-    bundle = export_model(open_source(str(folder), print), tmp_path / "b", "int8").folder
-    ids = np.random.default_rng(1).integers(3, 259, size=120)
-    expected, actual = reference(folder, ids), ours(bundle, ids, [30])
-    assert np.abs(actual - expected).mean() < 0.05 * expected.std()
-
-
 def test_two_rows_share_one_engine(tiny_folder: Path, tiny_bundle: Path) -> None:
     """Rows of different length take decode steps together."""
     rng = np.random.default_rng(3)

@@ -139,7 +139,7 @@ def export_model(
         written = load_bundle(folder)  # what was written must load
         if measure is not None and (precision, kv) != ("fp32", "fp32"):
             progress.say("measuring what quantisation costs")
-            ids = windows(tokenizer, evaluation_text()).ravel()
+            ids = windows(tokenizer, evaluation_text()).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))

@@ -115,9 +115,7 @@ def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] |
     from edgechat.settings import Settings
 
     def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
-        capacity = min(len(ids), bundle.manifest.max_capacity)
-        reader = Reader(bundle, Settings(policy="window"), capacity)
-        return evaluate(reader, ids[:capacity]).perplexity
+        return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity
 
     return measure
 

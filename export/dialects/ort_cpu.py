@@ -9,13 +9,12 @@ import numpy as np
 from edgechat.bundle import TensorInfo
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import KVScales
-from edgechat.export.quantize.blockwise import quantize_blocks
+from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
 from edgechat.export.quantize.rotate import hadamard
 from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear
 
 OPSETS = {"": 21, "com.microsoft": 1}
 MS = "com.microsoft"
-BLOCK = 32  # input features that share a scale; 32 keeps fp32 quality (docs/architecture.md)
 BATCH, STEPS, CAPACITY, PICKED = "batch", "tokens", "capacity", "logit_positions"
 
 

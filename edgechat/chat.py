@@ -88,6 +88,12 @@ class Chat:
             raise EdgechatError("this chat is closed; open a new one.")
         if not isinstance(text, str):
             raise TypeError(f"a message is a str, not {type(text).__name__}")
+        if isinstance(stop, str):
+            raise TypeError("stop is a list of strings, not one string")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise EdgechatError("the message is not valid Unicode text.") from None
         most = self.settings.max_tokens if max_tokens is None else max_tokens
         return self._conversation.stream(text, self._sampler, most, stop)
 
@@ -134,11 +140,12 @@ class Chat:
         self._conversation.cancel()
 
     def reset(self) -> None:
-        """Start anew with the same system prompt, which stays cached."""
+        """Start anew with the same system prompt, which stays in the cache."""
         self._conversation.reset()
 
     def close(self) -> None:
         """Free the model and the cache."""
+        self._conversation.finish()
         self._closed = True
         self._engine.close()
 

@@ -48,7 +48,7 @@ def read_ids(bundle: Bundle, text: str, most: int | None) -> Ids:
     """The first ``most`` tokens of ``text``; SettingsError when there is nothing to predict."""
     if most is not None:
         text = text[: most * 16]  # no tokenizer averages more characters a token
-    ids = np.asarray(TextCodec(bundle).encode(text), dtype=np.int64)[:most]
+    ids = TextCodec(bundle).encode_text(text)[:most]
     if len(ids) < 2:
         raise SettingsError("the text has fewer than two tokens; there is nothing to predict.")
     return ids

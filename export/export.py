@@ -81,11 +81,7 @@ def export_model(
     BundleError.
     """
     progress = progress or Progress()
-    for name, value, known in (("precision", precision, PRECISIONS), ("kv", kv, KV_PRECISIONS)):
-        if value not in known:
-            raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
-    if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
-        raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
+    check_options(precision, kv, capacity)
     architecture = find_architecture(source.config)
     spec = architecture.spec(source.config, capacity)
     if capacity is not None and capacity > spec.context_length:
@@ -93,18 +89,20 @@ def export_model(
             f"note: capacity {capacity:,} is beyond the {spec.context_length:,} tokens the model "
             "was trained for; a full cache that long will answer worse."
         )
+    max_capacity = capacity or spec.context_length
     text = source.text()
     tokens = _tokens(spec, text)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
-    recipe = Recipe(weights, spec, precision, kv, tokenizer, calibration)
-    with _new_folder(target, overwrite, _estimate(spec, precision)) as folder:
+    bos = tokens.bos if tokens.adds_bos else None
+    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration)
+    with _new_folder(target, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
         with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, OPSETS) as graph:
             dialect = OrtCpu(
                 graph,
                 recipe.spec,
                 blocks=precision != "fp32",
-                max_capacity=capacity or spec.context_length,
+                max_capacity=max_capacity,
                 kv_scales=recipe.kv_scales,
             )
             report = partial(_report_layers, progress, spec.num_layers)
@@ -126,7 +124,7 @@ def export_model(
             source=source.kind,
             precision=precision,
             kv_dtype={"fp32": "float32", "int8": "int8"}[kv],
-            max_capacity=capacity or spec.context_length,
+            max_capacity=max_capacity,
             weight_bytes_per_token=dialect.weight_bytes_per_token,
             dims=_dims(spec),
             rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
@@ -139,11 +137,20 @@ def export_model(
         written = load_bundle(folder)  # what was written must load
         if measure is not None and (precision, kv) != ("fp32", "fp32"):
             progress.say("measuring what quantisation costs")
-            ids = windows(tokenizer, evaluation_text()).ravel()[: manifest.max_capacity]
+            ids = windows(tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
     return load_bundle(target)
+
+
+def check_options(precision: str, kv: str, capacity: int | None) -> None:
+    """SettingsError for a value that no export can use."""
+    for name, value, known in (("precision", precision, PRECISIONS), ("kv", kv, KV_PRECISIONS)):
+        if value not in known:
+            raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
+    if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
+        raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
 
 
 def _report_layers(progress: Progress, total: int, done: int) -> None:
@@ -164,7 +171,8 @@ def _dims(spec: DecoderSpec) -> Dims:
 
 
 def _tokens(spec: DecoderSpec, text: TextFiles) -> Tokens:
-    size = load_tokenizer(text.tokenizer_json, "the tokenizer").get_vocab_size()
+    vocabulary = load_tokenizer(text.tokenizer_json, "the tokenizer").get_vocab()
+    size = max(vocabulary.values(), default=-1) + 1
     if size > spec.vocab_size:
         raise SourceError(
             f"the tokenizer has {size:,} tokens but the model only {spec.vocab_size:,} embeddings; "
@@ -176,17 +184,20 @@ def _tokens(spec: DecoderSpec, text: TextFiles) -> Tokens:
             "eos_token_id in config.json or generation_config.json."
         )
     ids = [*text.eos_ids, *([] if text.bos_id is None else [text.bos_id])]
-    if any(not 0 <= i < spec.vocab_size for i in ids):
+    if any(not isinstance(i, int) or not 0 <= i < spec.vocab_size for i in ids):
         raise SourceError(f"special token ids {ids} lie outside the {spec.vocab_size:,} embeddings")
+    if not any(i < size for i in text.eos_ids):
+        raise SourceError(f"no end-of-sequence id of {text.eos_ids} is a token of the tokenizer.")
     return Tokens(text.bos_id, tuple(text.eos_ids), text.adds_bos, size, text.special)
 
 
-def _estimate(spec: DecoderSpec, precision: str) -> int:
+def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
     """Bytes the data file will take, a little above the truth."""
     per_layer = spec.hidden_size * (spec.q_size * 2 + spec.kv_size * 2 + 3 * spec.intermediate_size)
     tables = 1 if spec.tied_embeddings else 2
     count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
-    return int(count * (4 if precision == "fp32" else 1.13)) + (8 << 20)
+    weights = int(count * (4 if precision == "fp32" else 1.13))
+    return weights + positions * spec.rotary.dim * 4 + (8 << 20)
 
 
 @contextlib.contextmanager

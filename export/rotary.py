@@ -51,6 +51,12 @@ def rotary_spec(
             f"rotary scaling of type {kind!r} lacks the field {missing.args[0]!r} in the model's "
             "config; complete config.json."
         ) from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UnsupportedModelError(
+            f"rotary scaling of type {kind!r} has a value that makes no sense ({error})."
+        ) from None
+    if not np.isfinite(freq).all() or not math.isfinite(factor):
+        raise UnsupportedModelError(f"rotary scaling of type {kind!r} gives infinite frequencies.")
     return RotarySpec(dim, tuple(float(f) for f in freq), factor, kind)
 
 

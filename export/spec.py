@@ -41,7 +41,6 @@ class DecoderSpec:
     head_dim: int
     context_length: int
     norm_eps: float
-    activation: str
     rotary: RotarySpec
     tied_embeddings: bool
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
@@ -89,13 +90,10 @@ class ChatTemplate:
                 marked.append({**message, "content": marks[-1]})
             else:
                 marked.append(message)
-        text, pieces = self.render(marked), []
-        for mark in marks:
-            if text.count(mark) != 1:
-                return None
-            before, text = text.split(mark)
-            pieces.append(before)
-        return [*pieces, text]
+        pieces = re.split(f"{self._mark}-(\\d+)-", self.render(marked))
+        if pieces[1::2] != [str(number) for number in range(len(marks))]:
+            return None
+        return pieces[::2]
 
 
 class _RaisedByTemplate(Exception):
@@ -106,6 +104,18 @@ def _raise(message: str) -> None:
     raise _RaisedByTemplate(message)
 
 
-def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """As transformers: plain JSON, no HTML escapes (jinja's own filter escapes < and &)."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,6 +64,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self.last: Reply | None = None
         self._cancelled = False
+        self._active: Generator[str, None, None] | None = None
         self.system = system
 
     def cancel(self) -> None:
@@ -72,6 +73,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget all turns. What the next prompt shares with the old (the system prompt) stays."""
+        self.finish()
         self.turns.clear()
         self.last = None
         if self.codec.template is not None:
@@ -82,10 +84,24 @@ class Conversation:
     ) -> Iterator[str]:
         """Say ``text`` and yield the reply as it is generated; then ``last`` holds the Reply.
 
-        Closing the iterator early, or ``cancel``, keeps what was generated so far as the reply.
-        Raises CapacityError or TemplateError, and then the conversation is as it was.
+        Closing the iterator early, ``cancel`` or the next ``stream`` ends the reply and keeps
+        what was generated so far. Raises CapacityError or TemplateError, and then, as when the
+        prompt itself is cancelled, no turn is added.
         """
+        self.finish()
         self._cancelled = False
+        self._active = self._answer(text, sampler, max_tokens, stop)
+        return self._active
+
+    def finish(self) -> None:
+        """End a reply that its reader left unfinished."""
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+
+    def _answer(
+        self, text: str, sampler: Sampler, max_tokens: int, stop: Sequence[str]
+    ) -> Generator[str, None, None]:
         started = time.perf_counter()
         question = Turn("user", text)
         prompt = self.codec.prompt([*self._system_turns(), *self.turns, question])
@@ -99,10 +115,11 @@ class Conversation:
                 )
         finally:
             reply = "".join(generation.parts)
-            ids = generation.ids
-            if generation.cut:
-                ids = self.codec.reply_ids(ids, reply)
-            self.turns += [question, Turn("assistant", reply, ids)]
+            if logits is not None:
+                ids = generation.ids
+                if generation.cut:
+                    ids = self.codec.reply_ids(ids, reply)
+                self.turns += [question, Turn("assistant", reply, ids)]
             usage.reply_tokens = len(generation.ids)
             usage.evicted_tokens = self.cache.evicted - evicted
             self.last = Reply(reply, usage, generation.finish)
@@ -112,13 +129,19 @@ class Conversation:
 
     def _feed(self, prompt: Ids, usage: Usage) -> Logits | None:
         """Bring the cache to the end of ``prompt``; returns the logits for the first token."""
-        common = min(self.transcript.common_prefix(prompt), len(prompt) - 1)
-        common = self.cache.rewind(common)
+        cache = self.cache
+        pinned = min(self.codec.system_tokens(self._system_turns()), len(prompt) - 1)
+        cache.pin(pinned)
+        common = cache.rewind(min(self.transcript.common_prefix(prompt), len(prompt) - 1))
+        read_before = min(len(self.transcript), len(prompt) - 1)
         self.transcript.truncate(common)
-        self.cache.require_room(len(prompt) - common)
-        usage.reused_tokens, usage.fed_tokens = common, len(prompt) - common
-        logits = self.cache.feed(prompt[common:], cancelled=lambda: self._cancelled)
-        self.transcript.append(prompt[common : self.cache.fed])
+        cache.require_room(len(prompt) - common)
+        if cache.fed < pinned:
+            cache.feed(prompt[cache.fed : pinned])
+        skipped = cache.skip(read_before)
+        logits = cache.feed(prompt[cache.fed :], cancelled=lambda: self._cancelled)
+        self.transcript.append(prompt[common : cache.fed])
+        usage.reused_tokens, usage.fed_tokens = common, cache.fed - common - skipped
         return logits
 
     def _generate(
@@ -131,8 +154,9 @@ class Conversation:
         usage: Usage,
         started: float,
     ) -> Iterator[str]:
-        detokenizer, stops = self.codec.detokenizer(), StopStrings(stop)
-        recent = self.transcript.ids[-PENALTY_WINDOW:].tolist()
+        detokenizer, stops, eos = self.codec.detokenizer(), StopStrings(stop), self.codec.eos
+        # The end token closes every turn before; penalising it would make replies run on.
+        recent = [i for i in self.transcript.ids[-PENALTY_WINDOW:].tolist() if i not in eos]
         first, finish = 0.0, "length"
         while len(out.ids) < max_tokens:
             token = sampler.sample(logits, recent)
@@ -141,7 +165,7 @@ class Conversation:
                 first, usage.first_token_seconds = now, now - started
             elif now > first:
                 usage.tokens_per_second = len(out.ids) / (now - first)
-            if token in self.codec.eos:
+            if token in eos:
                 finish = "stop"
                 break
             out.ids.append(token)

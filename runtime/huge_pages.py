@@ -20,7 +20,11 @@ def anonymous_regions() -> set[tuple[int, int]]:
     if sys.platform != "linux":
         return set()
     regions = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    for line in lines:
         place, permissions, _, _, inode, *_ = line.split()
         if inode == "0" and permissions == "rw-p" and "[stack" not in line:
             start, end = (int(x, 16) for x in place.split("-"))

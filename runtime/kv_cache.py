@@ -24,6 +24,8 @@ class KVCache:
     """
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
+        if engine.rows != 1:
+            raise ValueError("a KVCache keeps one conversation: it needs an engine with one row")
         self.engine, self.policy = engine, policy
         self.slots = SlotTable(engine.capacity)
         self.fed = 0
@@ -80,6 +82,28 @@ class KVCache:
         self.slots.truncate(length)
         self.fed = fed
         return fed
+
+    def pin(self, count: int) -> None:
+        """Never evict the first ``count`` tokens of the transcript; CapacityError if too many."""
+        if self.policy.evicts and count > self.engine.capacity // 2:
+            raise CapacityError(
+                f"the system prompt takes {count:,} tokens, more than half of the KV cache of "
+                f"{self.engine.capacity:,}; shorten it or use a larger window."
+            )
+        self.slots.pinned = count
+
+    def skip(self, end: int) -> int:
+        """Take transcript tokens as fed and evicted without reading them; returns how many.
+
+        For history up to token ``end`` that was read once and is no longer cached: of what is
+        left to feed, all but the newest that the cache has room for would be evicted again.
+        """
+        count = end - self.room - self.fed
+        if not self.policy.evicts or count <= 0:
+            return 0
+        self.evicted += count
+        self.fed += count
+        return count
 
     def require_room(self, count: int) -> None:
         """CapacityError when ``count`` more tokens cannot be fed because nothing may leave."""

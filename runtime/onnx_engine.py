@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from edgechat.runtime import huge_pages
 from edgechat.runtime.engine import Logits, Slots, Tokens
 from edgechat.runtime.rotation import rotate_keys
 
+ORT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
+}
 PROVIDERS = {"ort_cpu": "CPUExecutionProvider"}
 
 
@@ -50,13 +57,8 @@ class OnnxEngine:
         huge_pages.gather(before)
         dims = manifest.dims
         shape = (dims.num_layers, 2, rows, dims.num_kv_heads, capacity, dims.head_dim)
-        try:
-            self._kv = np.zeros(shape, dtype=manifest.kv_dtype)
-        except MemoryError:
-            size = manifest.kv_bytes_per_slot * capacity * rows
-            raise EngineError(
-                f"no memory for a KV cache of {size >> 20:,} MiB; choose a smaller window."
-            ) from None
+        _check_memory(manifest.kv_bytes_per_slot * capacity * rows)
+        self._kv = np.zeros(shape, dtype=manifest.kv_dtype)
         self._cache_values = [
             (f"{kind}.{layer}", ort.OrtValue.ortvalue_from_numpy(self._kv[layer, i]))
             for layer in range(dims.num_layers)
@@ -92,6 +94,7 @@ class OnnxEngine:
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]
         self._cache_values = []
+        self._kv = np.zeros((0,) * 6, dtype=np.float32)
         self._session = None
 
     def __del__(self) -> None:
@@ -169,22 +172,39 @@ def _session(bundle: Bundle, threads: int) -> Any:
 def _check_contract(bundle: Bundle, session: Any) -> None:
     """EngineError unless the graph has exactly the tensors the manifest promises."""
     manifest = bundle.manifest
-    layers = range(manifest.dims.num_layers)
+    dims, graph = manifest.dims, manifest.graph
+    cache = [manifest.kv_dtype, "batch", dims.num_kv_heads, "capacity", dims.head_dim]
     for promised, found in (
-        (manifest.graph.inputs, session.get_inputs()),
-        (manifest.graph.outputs, session.get_outputs()),
+        (graph.inputs, session.get_inputs()),
+        (graph.outputs, session.get_outputs()),
     ):
-        expected = {
-            name: list(info.shape)
-            for info in promised
-            for name in (
-                [info.name.format(i=i) for i in layers] if "{i}" in info.name else [info.name]
-            )
-        }
-        actual = {tensor.name: list(tensor.shape) for tensor in found}
+        expected = {}
+        for info in promised:
+            kind = [info.dtype, *info.shape]
+            if "{i}" not in info.name:
+                expected[info.name] = kind
+            elif kind == cache:
+                names = [info.name.replace("{i}", str(i)) for i in range(dims.num_layers)]
+                expected.update(dict.fromkeys(names, kind))
+        actual = {t.name: [ORT_TYPES.get(t.type, t.type), *t.shape] for t in found}
         if expected != actual:
             odd = min(n for n in expected | actual if expected.get(n) != actual.get(n))
             raise EngineError(
                 f"the graph does not keep the manifest's contract at {odd!r}; export the bundle "
                 "again."
             )
+
+
+def _check_memory(needed: int) -> None:
+    """EngineError when the system has less memory left than the KV cache will take."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return  # not Linux: allocation itself has to tell
+    (line,) = [x for x in lines if x.startswith("MemAvailable")] or ["MemAvailable: 0 kB"]
+    available = int(line.split()[1]) * 1024
+    if available and needed > available:
+        raise EngineError(
+            f"the KV cache needs {needed >> 20:,} MiB but only {available >> 20:,} MiB of memory "
+            "are free; choose a smaller window."
+        )

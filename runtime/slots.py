@@ -7,10 +7,14 @@ from numpy.typing import NDArray
 
 
 class SlotTable:
-    """Slot number → place of its token in the transcript; the first ``length`` are valid."""
+    """Slot number → place of its token in the transcript; the first ``length`` are valid.
+
+    The first ``pinned`` tokens of the transcript (the system prompt) are never evicted.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.length = 0
+        self.pinned = 0  # leading slots that policies must keep
         self._index = np.zeros(capacity, dtype=np.int64)
 
     @property

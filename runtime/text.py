@@ -49,11 +49,22 @@ class TextCodec:
             source = bundle.path("chat_template.jinja").read_text(encoding="utf-8")
             self.template = ChatTemplate(source, tokens.special)
         # Token ids of the text around replies, which repeats from turn to turn.
+        self._system: tuple[str, int] | None = None
         self._memo: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; special tokens written out in it count as such."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_text(self, text: str) -> Ids:
+        """Tokens of a whole text, with BOS in front where the tokenizer puts it."""
+        return self._with_bos(self.encode(text))
+
+    def _encode_behind(self, text: str) -> list[int]:
+        """Tokens of ``text`` in the middle of a text: SentencePiece puts a space in front else."""
+        anchor = self.encode("x")
+        both = self.encode("x" + text)
+        return both[len(anchor) :] if both[: len(anchor)] == anchor else self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -81,13 +92,26 @@ class TextCodec:
         ids: list[int] = []
         for index, piece in enumerate(pieces):
             known = self._memo.get(piece)
-            memo[piece] = self.encode(piece) if known is None else known
+            encode = self._encode_behind if index else self.encode
+            memo[piece] = encode(piece) if known is None else known
             ids += memo[piece]
             if index < len(replies):
                 reply = replies[index]
                 ids += self.encode(reply.content) if reply.ids is None else reply.ids
         self._memo = memo
         return self._with_bos(ids)
+
+    def system_tokens(self, system: Sequence[Turn]) -> int:
+        """How many tokens stand in front of the first message, whatever it says."""
+        content = "".join(turn.content for turn in system)
+        if self._system is None or self._system[0] != content:
+            memo = self._memo
+            one, other = (self.prompt([*system, Turn("user", text)]) for text in ("a", "b"))
+            self._memo = memo
+            shortest = min(len(one), len(other))
+            differs = np.flatnonzero(one[:shortest] != other[:shortest])
+            self._system = (content, int(differs[0]) if len(differs) else shortest)
+        return self._system[1]
 
     def reply_ids(self, ids: list[int], text: str) -> list[int]:
         """Ids for a reply cut to ``text`` (a stop string fell inside the generated ``ids``)."""

@@ -1,8 +1,7 @@
-"""The command line: ``edgechat export | run | inspect``."""
+"""The command line; each command is a module, ``app`` puts them together."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 from edgechat.errors import EdgechatError
@@ -17,9 +16,3 @@ def main() -> None:
     except EdgechatError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:  # the reader of our output has gone; nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)

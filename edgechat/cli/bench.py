@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edgechat.benchmark import Bench, Measure, memory_bandwidth, peak_memory
-from edgechat.bundle import load_bundle
-from edgechat.cli.plots import Series, line_plot
+from edgechat.bundle import Manifest, load_bundle
+from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
 
 PREFILLS = (128, 512, 2048)
@@ -39,6 +39,9 @@ def bench(
     """
     if rounds < 1:
         raise SettingsError(f"--rounds must be at least 1, not {rounds}.")
+    if threads is not None and threads < 1:
+        raise SettingsError(f"--threads must be at least 1, not {threads}.")
+    check_plot(plot)
     loaded = load_bundle(bundle)
     manifest = loaded.manifest
     size = capacity or min(manifest.max_capacity, 2048 + 64)
@@ -96,7 +99,7 @@ def bench(
         _print(Console(), data)
 
 
-def bytes_per_token(manifest: Any, history: int) -> int:
+def bytes_per_token(manifest: Manifest, history: int) -> int:
     """What a decode step must read: all weights once, and the keys and values so far."""
     return int(manifest.weight_bytes_per_token + history * manifest.kv_bytes_per_slot)
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from edgechat.bundle import load_bundle
-from edgechat.cli.plots import Series, line_plot
+from edgechat.bundle import Bundle, load_bundle
+from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
 from edgechat.evaluate import Reader, Score, evaluate, read_ids
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
@@ -52,6 +52,7 @@ def eval_command(
     for option, count in (("--tokens", tokens), ("--context", context)):
         if count is not None and count < 2:
             raise SettingsError(f"{option} must be at least 2, not {count}.")
+    check_plot(plot)
     settings = load_profile(profile).override(policy=policy, cache_window=window, sinks=sinks)
     if context is not None:
         settings = settings.override(policy="full")
@@ -59,7 +60,7 @@ def eval_command(
     ids = read_ids(loaded, _read(text), tokens)
     capacity = context or settings.capacity(loaded.manifest.max_capacity, window is not None)
     reader = Reader(loaded, settings, capacity)
-    reference = None if against is None else Reader(load_bundle(against), settings, capacity)
+    reference = None if against is None else Reader(_twin(loaded, against), settings, capacity)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading", total=len(ids))
         score = evaluate(
@@ -76,6 +77,15 @@ def eval_command(
         if value is not None:
             shown = f"{value:,.4f}" if isinstance(value, float) else str(value)
             console.print(f"{name.replace('_', ' '):<22}{shown}", highlight=False, markup=False)
+
+
+def _twin(bundle: Bundle, against: Path) -> Bundle:
+    """The reference bundle; SettingsError unless both speak the same tokens."""
+    other = load_bundle(against)
+    mine, theirs = (b.manifest.files["tokenizer.json"].sha256 for b in (bundle, other))
+    if mine != theirs or bundle.manifest.dims.vocab_size != other.manifest.dims.vocab_size:
+        raise SettingsError(f"{against} has another tokenizer; give a bundle of the same model.")
+    return other
 
 
 def _as_dict(

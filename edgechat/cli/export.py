@@ -71,13 +71,14 @@ def export(
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
     chosen = precision or "int8"
     try:
-        from edgechat.export import Progress, export_model, open_source
+        from edgechat.export import Progress, check_options, export_model, open_source
     except ModuleNotFoundError as missing:
         raise EdgechatError(
             f"exporting needs the package {missing.name}; install it with: "
             "pip install 'edgechat[export]'"
         ) from None
     console = Console(stderr=True)
+    check_options(chosen, kv, capacity)
     source = open_source(model, console.print)
     target = output or Path(f"{Path(source.name).name.replace(' ', '-')}-{chosen}")
     columns = (TextColumn("exporting layers"), BarColumn(), MofNCompleteColumn())

@@ -12,6 +12,7 @@ import typer
 
 from edgechat.chat import Chat
 from edgechat.cli.interactive import cancel_on_interrupt, converse, stats_line
+from edgechat.errors import SettingsError
 from edgechat.settings import DEFAULT_PROFILE, load_profile
 
 
@@ -91,11 +92,18 @@ def run(
         if prompt is None and sys.stdin.isatty():
             converse(chat, stats)
             return
-        for text in prompt if prompt is not None else [sys.stdin.read().rstrip("\n")]:
+        for text in prompt if prompt is not None else [_read_stdin()]:
             with cancel_on_interrupt(chat):
                 _answer(chat, text, as_json, stats)
             if chat.reply is not None and chat.reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"standard input is not UTF-8 text ({error}).") from None
 
 
 def _answer(chat: Chat, text: str, as_json: bool, stats: bool) -> None:

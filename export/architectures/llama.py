@@ -50,7 +50,6 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
         head_dim=head_dim,
         context_length=context,
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        activation=activation,
         rotary=rotary_spec(head_dim, theta or 10000.0, scaling, context, capacity or context),
         tied_embeddings=bool(values.get("tie_word_embeddings", False)),
     )

@@ -37,14 +37,20 @@ def evaluation_text() -> str:
     return _built_in("evaluation.txt")
 
 
-def windows(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
-    """Token ids [n, WINDOW] (a short text gives one shorter window), at most LARGEST of them."""
+def windows(tokenizer: Tokenizer, text: str, bos: int | None = None) -> NDArray[np.int64]:
+    """Token ids [n, WINDOW] (a short text gives one shorter window), at most LARGEST of them.
+
+    Each begins with ``bos`` where the model's texts do: it has the worst outliers of all.
+    """
     ids = np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
     if len(ids) < 2:
         raise SettingsError("the calibration text has fewer than two tokens; give a longer one.")
     size = min(WINDOW, len(ids))
     count = min(len(ids) // size, LARGEST)
-    return ids[: count * size].reshape(count, size)
+    result = ids[: count * size].reshape(count, size)
+    if bos is not None:
+        result[:, 0] = bos
+    return result
 
 
 def _built_in(name: str) -> str:

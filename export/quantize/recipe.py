@@ -32,6 +32,7 @@ class Recipe:
         precision: str,
         kv: str,
         tokenizer: Tokenizer,
+        bos: int | None,
         calibration: Path | None,
     ) -> None:
         self.spec, self.weights = spec, weights
@@ -48,7 +49,7 @@ class Recipe:
             steps.append(f"int8 weights, a scale for {BLOCK} inputs")
         if precision != "int8" and kv == "fp32":
             return
-        ids = windows(tokenizer, calibration_text(calibration))
+        ids = windows(tokenizer, calibration_text(calibration), bos)
         self._report["calibration"] = BUILT_IN if calibration is None else calibration.name
         self._report["calibration_tokens"] = ids.size
         calibrator = Calibrator(rotated, self.spec, ids)

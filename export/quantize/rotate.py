@@ -19,7 +19,7 @@ class RotatedWeights:
     """``weights`` with norm gains folded into the linears behind them and rotated.
 
     The residual stream is rotated by one orthogonal [hidden, hidden] matrix R (x' = x R), the
-    values of each KV head by a Hadamard matrix undone in the output projection. Needs RMSNorm,
+    values of each KV head by another one, undone in the output projection. Needs RMSNorm,
     which commutes with rotations once its gain is folded away. Embedding and head are no longer
     the same matrix, even where they were tied.
     """

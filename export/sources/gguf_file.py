@@ -30,6 +30,12 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+KNOWN = frozenset(
+    """block_count context_length embedding_length feed_forward_length vocab_size
+    attention.head_count attention.head_count_kv attention.key_length attention.value_length
+    attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base rope.scaling.type
+    rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned""".split()
+)
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -90,8 +96,12 @@ class GGUFFile:
             for key, value in self._meta.items()
             if key.startswith("llama.")
         }
-        if meta.get("expert_count"):
-            raise UnsupportedModelError("mixture-of-experts GGUF files are not supported.")
+        for key, value in meta.items():
+            if key not in KNOWN and value not in (None, 0, False, ""):
+                raise UnsupportedModelError(
+                    f"the GGUF file sets llama.{key} = {value!r}, which is not supported; refusing "
+                    "rather than exporting a model that answers differently."
+                )
         heads = meta.get("attention.head_count")
         hidden = meta.get("embedding_length")
         if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= 0:
@@ -99,12 +109,16 @@ class GGUFFile:
                 f"{self._path} lacks attention.head_count or embedding_length as one number."
             )
         head_dim = meta.get("attention.key_length", hidden // heads)
+        if meta.get("attention.value_length", head_dim) != head_dim:
+            raise UnsupportedModelError("values of another size than keys are not supported.")
         if meta.get("rope.dimension_count", head_dim) != head_dim:
             raise UnsupportedModelError("rotary on a part of each head is not supported yet.")
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
             raise SourceError(f"{self._path} has no token_embd.weight; download it again.")
         eps = meta.get("attention.layer_norm_rms_epsilon", 1e-6)
+        if not isinstance(eps, float):
+            raise SourceError(f"{self._path} says layer_norm_rms_epsilon = {eps!r}, not a number.")
         return {
             "model_type": "llama",
             "hidden_size": hidden,

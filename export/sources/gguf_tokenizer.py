@@ -113,6 +113,8 @@ def _sentencepiece_bpe(tokens: list[str], types: list[int], meta: dict[str, Any]
         merges += [(-score, pair) for pair in local]
     merges.sort(key=lambda item: item[0])
     unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise SourceError(f"the GGUF file's unknown_token_id {unknown!r} is no token.")
     tokenizer = Tokenizer(
         models.BPE(
             vocab,

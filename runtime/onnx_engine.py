@@ -78,18 +78,21 @@ class OnnxEngine:
         return binding.run(tokens, lengths)
 
     def compact(self, row: int, kept: Slots) -> None:
-        still = int(np.argmax(kept != np.arange(len(kept)))) if len(kept) else 0
-        if len(kept) == 0 or kept[still] == still:
-            return  # nothing moves
-        moved = kept[still:]
-        target = slice(still, len(kept))
-        shift = np.arange(still, len(kept)) - moved
+        moved = kept != np.arange(len(kept))
+        if not moved.any():
+            return
+        first = int(moved.argmax())
+        shift = np.arange(first, len(kept)) - kept[first:]
         angles = shift[:, None] * self._inv_freq
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        target = slice(first, len(kept))
+        source: slice | Slots = kept[first:]
+        if (shift == shift[0]).all():  # one block, as a window leaves it: no gathering
+            source = slice(int(kept[first]), int(kept[-1]) + 1)
         for layer in range(self._layers):
             keys, values = self._kv[layer, 0, row], self._kv[layer, 1, row]
-            keys[:, target] = rotate_keys(keys[:, moved], cos, sin)
-            values[:, target] = values[:, moved]
+            keys[:, target] = rotate_keys(keys[:, source], cos, sin)
+            values[:, target] = values[:, source]
 
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]

@@ -21,9 +21,12 @@ def rotate_keys(keys: Keys, cos: Array, sin: Array) -> Keys:
     """
     half = cos.shape[-1]
     first, second = keys[..., :half], keys[..., half : 2 * half]
-    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    result = np.empty(keys.shape, dtype=np.float32)
+    result[..., 2 * half :] = keys[..., 2 * half :]
+    np.multiply(first, cos, out=result[..., :half])
+    result[..., :half] -= second * sin
+    np.multiply(second, cos, out=result[..., half : 2 * half])
+    result[..., half : 2 * half] += first * sin
     if keys.dtype == np.int8:
-        turned = np.rint(turned).clip(-127, 127)
-    result = keys.copy()
-    result[..., : 2 * half] = turned
+        return np.rint(result, out=result).clip(-127, 127).astype(np.int8)
     return result

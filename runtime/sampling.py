@@ -81,9 +81,8 @@ class Sampler:
 def _penalise(
     logits: NDArray[np.float32], recent: Sequence[int], penalty: float
 ) -> NDArray[np.float32]:
-    ids = np.unique(np.asarray(recent))
-    ids = ids[ids < len(logits)]
+    ids = np.array(recent)  # repeats do no harm: each is written the same value again
+    values = logits[ids]
     result = logits.copy()
-    values = result[ids]
     result[ids] = np.where(values > 0, values / penalty, values * penalty)
     return result

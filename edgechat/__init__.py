@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from edgechat.errors import EdgechatError
 
 if TYPE_CHECKING:
-    from edgechat.chat import Chat, Reply, Usage
+    from edgechat.chat import Chat, Reply, SamplingSettings, Usage
 
 __version__ = "0.1.0"
-__all__ = ["Chat", "EdgechatError", "Reply", "Usage", "__version__"]
+__all__ = ["Chat", "EdgechatError", "Reply", "SamplingSettings", "Usage", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"Chat", "Reply", "Usage"}:
+    if name in {"Chat", "Reply", "SamplingSettings", "Usage"}:
         from edgechat import chat
 
         return getattr(chat, name)

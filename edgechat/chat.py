@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from edgechat.bundle import Bundle, load_bundle
-from edgechat.errors import EdgechatError
+from edgechat.errors import EdgechatError, SettingsError
 from edgechat.runtime.conversation import Conversation, Reply, Usage
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.policies import make_policy
@@ -94,6 +94,8 @@ class Chat:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise EdgechatError("the message is not valid Unicode text.") from None
+        if max_tokens is not None and max_tokens < 0:
+            raise SettingsError(f"max_tokens must be 0 or more, not {max_tokens}.")
         most = self.settings.max_tokens if max_tokens is None else max_tokens
         return self._conversation.stream(text, self._sampler, most, stop)
 
@@ -131,7 +133,8 @@ class Chat:
 
     @property
     def cache_used(self) -> tuple[int, int]:
-        """(valid slots, capacity) of the KV cache, in tokens."""
+        """(valid slots, capacity) of the KV cache, in tokens; what ``reset`` frees goes with the
+        next turn."""
         slots = self._conversation.cache.slots
         return slots.length, slots.capacity
 

@@ -33,6 +33,12 @@ class Score:
     losses: Floats
     kl: float | None = None
     top1: float | None = None
+    reference_losses: Floats | None = None
+
+    @property
+    def reference_perplexity(self) -> float | None:
+        losses = self.reference_losses
+        return None if losses is None else math.exp(losses.mean())
 
     @property
     def perplexity(self) -> float:
@@ -78,7 +84,7 @@ def evaluate(
     With a ``reference`` both read the same chunks side by side. ``progress`` gets the number of
     tokens read.
     """
-    losses, divergences, agreements = [], [], []
+    losses, reference_losses, divergences, agreements = [], [], [], []
     size = context or len(ids)
     for start in range(0, len(ids), size):
         window = ids[start : start + size]
@@ -90,6 +96,7 @@ def evaluate(
             losses.append(-log_p[np.arange(len(targets)), targets].astype(np.float64))
             if theirs is not None:
                 log_q = _log_softmax(next(theirs))
+                reference_losses.append(-log_q[np.arange(len(targets)), targets].astype(np.float64))
                 divergences.append((np.exp(log_q) * (log_q - log_p)).sum(1, dtype=np.float64))
                 agreements.append(log_q.argmax(1) == log_p.argmax(1))
             done += len(chunk)
@@ -98,6 +105,7 @@ def evaluate(
         losses=np.concatenate(losses),
         kl=float(np.concatenate(divergences).mean()) if reference else None,
         top1=float(np.concatenate(agreements).mean()) if reference else None,
+        reference_losses=np.concatenate(reference_losses) if reference else None,
     )
 
 

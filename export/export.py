@@ -220,6 +220,8 @@ def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
             )
         temporary.mkdir()
         yield temporary
+        if target.exists() and not overwrite:
+            raise BundleError(f"{target} was made by another export meanwhile; it is kept.")
         _swap(temporary, target)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)

@@ -22,9 +22,10 @@ class Usage:
     """What one reply cost.
 
     ``fed_tokens``: prompt tokens computed for this turn; ``reused_tokens``: prompt tokens whose
-    KV was kept from before; ``evicted_tokens``: slots dropped during the turn;
-    ``recalled_tokens``: slots brought back; ``first_token_seconds``: from the call to the first
-    token; ``tokens_per_second``: decode speed after the first token.
+    KV was computed in an earlier turn (evicted since or not); ``evicted_tokens``: slots dropped
+    during the turn; ``recalled_tokens``: slots brought back (0: recall is not built yet);
+    ``first_token_seconds``: from the call to the first token; ``tokens_per_second``: decode speed
+    after the first token, as the reader of the stream sees it.
     """
 
     fed_tokens: int = 0

@@ -164,8 +164,11 @@ def _session(bundle: Bundle, threads: int) -> Any:
             str(bundle.path(graph.file)), sess_options=options, providers=[provider]
         )
     except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        reason = str(error).strip().splitlines()[0]
-        raise EngineError(f"ONNX Runtime cannot load the bundle's graph ({reason}).") from None
+        reason = str(error).strip().splitlines()[0][:300]
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} cannot load the bundle's graph; update it with "
+            f"pip install -U onnxruntime, or export the bundle again ({reason})."
+        ) from None
     _check_contract(bundle, session)
     if session.get_providers()[0] != provider:
         raise EngineError(f"ONNX Runtime fell back to {session.get_providers()[0]}.")

@@ -24,11 +24,11 @@ class SamplingSettings:
     arXiv 1909.05858). ``seed``: None draws a fresh one.
     """
 
-    temperature: float = 0.6
+    temperature: float = 0.3
     top_k: int = 40
-    top_p: float = 0.95
+    top_p: float = 0.9
     min_p: float = 0.05
-    repeat_penalty: float = 1.1
+    repeat_penalty: float = 1.05
     seed: int | None = None
 
     def __post_init__(self) -> None:

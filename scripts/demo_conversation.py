@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from edgechat import Chat
+from edgechat import Chat, SamplingSettings
 from edgechat.cli.interactive import stats_line
 
 TURNS = (
-    "Hello! My name is Ada and I live in Lisbon.",
+    "Hello! My name is Ada. I am here with my son, who is seven.",
     "What is the capital of France?",
     "Name three animals that live in the sea.",
-    "Which of them is the largest?",
-    "What is my name, and where do I live?",
+    "Tell my son a fact about sharks.",
+    "Thank you! When do you close?",
 )
 
 
 def main() -> None:
-    with Chat.open(sys.argv[1], system="You are a friendly guide in a museum.") as chat:
+    system = "You are a friendly guide in a museum."
+    with Chat.open(sys.argv[1], system=system, sampling=SamplingSettings(seed=1)) as chat:
         for text in TURNS:
             print(f"\n> {text}")
             for piece in chat.stream(text, max_tokens=80):

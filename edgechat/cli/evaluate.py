@@ -16,6 +16,7 @@ from edgechat.bundle import Bundle, load_bundle
 from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
 from edgechat.evaluate import Reader, Score, evaluate, read_ids
+from edgechat.paths import read_text
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
 
 
@@ -57,7 +58,7 @@ def eval_command(
     if context is not None:
         settings = settings.override(policy="full")
     loaded = load_bundle(bundle)
-    ids = read_ids(loaded, _read(text), tokens)
+    ids = read_ids(loaded, read_text(text), tokens)
     capacity = context or settings.capacity(loaded.manifest.max_capacity, window is not None)
     reader = Reader(loaded, settings, capacity)
     reference = None if against is None else Reader(_twin(loaded, against), settings, capacity)
@@ -91,6 +92,7 @@ def _twin(bundle: Bundle, against: Path) -> Bundle:
 def _as_dict(
     score: Score, settings: Settings, capacity: int, context: int | None
 ) -> dict[str, float | int | str | None]:
+    reference = score.reference_perplexity
     error = score.losses.std() / math.sqrt(len(score.losses))
     return {
         "tokens": len(score.losses),
@@ -98,8 +100,10 @@ def _as_dict(
         "capacity": capacity,
         "context": context,
         "perplexity": score.perplexity,
-        "perplexity_error": float(score.perplexity * error),
+        "perplexity_standard_error": float(score.perplexity * error),
         "second_half_perplexity": None if context else score.second_half,
+        "reference_perplexity": reference,
+        "over_reference_percent": 100 * (score.perplexity / reference - 1) if reference else None,
         "kl_to_reference": score.kl,
         "top1_agreement": score.top1,
     }
@@ -111,10 +115,3 @@ def _curve(score: Score, name: str) -> Series:
     count = len(score.losses) // size
     means = score.losses[: count * size].reshape(count, size).mean(axis=1)
     return Series(name, (np.arange(count) * size + size // 2).tolist(), means.tolist())
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read as UTF-8 text ({error}).") from None

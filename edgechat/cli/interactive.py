@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,10 +17,11 @@ from edgechat.paths import cache_folder
 
 HELP = '''Type a message and press Enter. Several lines: begin and end with """.
 /stats         what the last reply cost
-/system TEXT   change the system prompt (the history is read again)
+/system TEXT   change the system prompt (the history is read again); alone: show it
 /reset         forget the conversation, keep the system prompt
 /exit          leave (so does Ctrl-D)
-Ctrl-C stops a reply and keeps the conversation.'''
+Ctrl-C stops a reply and keeps the conversation; pressed twice it leaves.
+Lines you type are kept in the file "history" of edgechat's cache folder.'''
 
 
 def converse(chat: Chat, stats: bool) -> None:
@@ -73,6 +75,17 @@ def stats_line(chat: Chat) -> str:
     )
 
 
+def warn_if_cut(chat: Chat) -> None:
+    """Say on stderr when a message was longer than the cache, so that its beginning is gone."""
+    usage, capacity = chat.usage, chat.cache_used[1]
+    if usage is not None and usage.fed_tokens > capacity:
+        print(
+            f"note: {usage.fed_tokens:,} new tokens are more than the cache holds "
+            f"({capacity:,}); the model answered without the first ones (see --window).",
+            file=sys.stderr,
+        )
+
+
 def _read_message() -> str:
     line = input("> ")
     if not line.startswith('"""'):
@@ -92,7 +105,7 @@ def _command(chat: Chat, text: str, console: Console) -> bool:
     if name == "/help":
         console.print(HELP, markup=False)
     elif name == "/stats":
-        console.print(stats_line(chat), markup=False)
+        console.print(stats_line(chat), markup=False, soft_wrap=True)
     elif name == "/reset":
         chat.reset()
         console.print("[dim]forgotten[/dim]")
@@ -116,8 +129,9 @@ def _reply(chat: Chat, text: str, console: Console, stats: bool) -> None:
     ends = {"cancelled": " [stopped]", "length": " [reached the longest reply, -n]"}
     reason = "" if chat.reply is None else ends.get(chat.reply.finish_reason, "")
     console.print(f"[dim]{reason.replace('[', chr(92) + '[')}[/dim]")
+    warn_if_cut(chat)
     if stats:
-        console.print(stats_line(chat), style="dim", markup=False)
+        console.print(stats_line(chat), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from edgechat.chat import Chat
-from edgechat.cli.interactive import cancel_on_interrupt, converse, stats_line
+from edgechat.cli.interactive import cancel_on_interrupt, converse, stats_line, warn_if_cut
 from edgechat.errors import SettingsError
 from edgechat.settings import DEFAULT_PROFILE, load_profile
 
@@ -115,5 +115,6 @@ def _answer(chat: Chat, text: str, as_json: bool, stats: bool) -> None:
         print(json.dumps(dataclasses.asdict(chat.reply), ensure_ascii=False), flush=True)
     else:
         print(flush=True)
+    warn_if_cut(chat)
     if stats:
         print(stats_line(chat), file=sys.stderr, flush=True)

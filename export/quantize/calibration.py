@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgechat.errors import SettingsError
+from edgechat.paths import read_text
 
 WINDOW = 512  # tokens; each window begins anew, so first-token outliers are seen as often as real
 LARGEST = 16  # windows of calibration; more changes nothing measurable
@@ -21,10 +22,7 @@ def calibration_text(path: Path | None) -> str:
     """The text of ``--calibration FILE``, plain or JSON lines of chat, or the built-in one."""
     if path is None:
         return _built_in("calibration.txt")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read as UTF-8 text ({error}).") from None
+    text = read_text(path)
     if path.suffix == ".jsonl":
         text = "\n\n".join(_strings(line, path) for line in text.splitlines() if line.strip())
     if not text.strip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,11 @@ class Bundle:
     def verify(self) -> None:
         """Compare every file with its checksum; BundleError names the first that differs."""
         for name, info in self.manifest.files.items():
-            if sha256(self.path(name)) != info.sha256:
+            try:
+                found = sha256(self.path(name))
+            except OSError as error:
+                raise BundleError(f"{self.path(name)} cannot be read ({error.strerror}).") from None
+            if found != info.sha256:
                 raise BundleError(
                     f"{self.path(name)} does not match its checksum in {MANIFEST}; it was edited "
                     "or damaged: export the bundle again."
@@ -128,9 +133,13 @@ def load_bundle(folder: str | Path) -> Bundle:
 
     Raises BundleError when anything is missing, malformed, truncated or outside the folder.
     """
-    root = Path(folder).expanduser()
+    root = Path(folder)
     path = root / MANIFEST
-    if not path.is_file():
+    try:
+        present = path.is_file()
+    except (OSError, ValueError):  # such as a name longer than the file system allows
+        present = False
+    if not present:
         hint = "make one with: edgechat export MODEL --int8"
         what = "is no bundle (it has no edgechat.json)" if root.is_dir() else "does not exist"
         raise BundleError(f"{root} {what}; {hint}")
@@ -138,9 +147,11 @@ def load_bundle(folder: str | Path) -> Bundle:
     for name, info in manifest.files.items():
         if Path(name).name != name or name in (".", ".."):
             raise BundleError(f"{path} names a file outside the bundle: {name!r}; do not use it.")
+        if len(name) > 100 or not name.isprintable():
+            raise BundleError(f"{path} names a file strangely: {name[:40]!r}; export it again.")
         file = root / name
-        if file.is_symlink() and file.resolve().parent != root.resolve():
-            raise BundleError(f"{file} is a link that leaves the bundle; do not use it.")
+        if file.is_symlink():
+            raise BundleError(f"{file} is a link; a bundle holds its own files: copy it again.")
         size = file.stat().st_size if file.is_file() else None
         if size != info.size:
             found = "is missing" if size is None else f"has {size:,} bytes instead of {info.size:,}"
@@ -177,10 +188,14 @@ def _check_ranges(m: Manifest) -> None:
     for name, value in dataclasses.asdict(m.dims).items():
         if not 0 < value < 1 << 24:
             raise Invalid(f"dims.{name} is {value}")
+    if m.dims.num_layers > 1000:
+        raise Invalid(f"dims.num_layers is {m.dims.num_layers}")
     if not 0 < m.max_capacity < 1 << 24:
         raise Invalid(f"max_capacity is {m.max_capacity}")
     if m.kv_dtype not in ("float32", "int8"):
         raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
+    if not all(math.isfinite(x) for x in m.rotary.inv_freq):
+        raise Invalid("rotary.inv_freq holds a value that is not finite")
     if len(m.rotary.inv_freq) * 2 != m.rotary.dim or m.rotary.dim > m.dims.head_dim:
         raise Invalid("rotary.inv_freq does not fit rotary.dim")
     if not 0 < m.tokens.size <= m.dims.vocab_size:

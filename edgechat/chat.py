@@ -36,7 +36,9 @@ class Chat:
         self._codec = TextCodec(bundle)
         self._engine = OnnxEngine(bundle, capacity, threads=settings.threads)
         cache = KVCache(self._engine, make_policy(settings.policy, settings.sinks))
-        self._conversation = Conversation(cache, self._codec, system)
+        self._conversation = Conversation(
+            cache, self._codec, _checked_text(system, "the system prompt")
+        )
         self._sampler = Sampler(settings.sampling, self._codec.size)
         self._closed = False
 
@@ -86,16 +88,12 @@ class Chat:
         """
         if self._closed:
             raise EdgechatError("this chat is closed; open a new one.")
-        if not isinstance(text, str):
-            raise TypeError(f"a message is a str, not {type(text).__name__}")
-        if isinstance(stop, str):
-            raise TypeError("stop is a list of strings, not one string")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise EdgechatError("the message is not valid Unicode text.") from None
-        if max_tokens is not None and max_tokens < 0:
-            raise SettingsError(f"max_tokens must be 0 or more, not {max_tokens}.")
+        if _checked_text(text, "the message") is None:
+            raise TypeError("the message is a str, not None")
+        if isinstance(stop, str) or not all(isinstance(s, str) for s in stop):
+            raise TypeError("stop is a list of strings")
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
+            raise SettingsError(f"max_tokens must be 0 or more, not {max_tokens!r}.")
         most = self.settings.max_tokens if max_tokens is None else max_tokens
         return self._conversation.stream(text, self._sampler, most, stop)
 
@@ -109,7 +107,8 @@ class Chat:
 
     @property
     def reply(self) -> Reply | None:
-        """The last finished reply."""
+        """The last reply; one that its reader left unfinished ends here."""
+        self._conversation.finish()
         return self._conversation.last
 
     @property
@@ -120,6 +119,7 @@ class Chat:
     @property
     def history(self) -> list[tuple[str, str]]:
         """(role, text) of every turn so far."""
+        self._conversation.finish()
         return [(turn.role, turn.content) for turn in self._conversation.turns]
 
     @property
@@ -129,7 +129,7 @@ class Chat:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self._conversation.system = text
+        self._conversation.system = _checked_text(text, "the system prompt")
 
     @property
     def cache_used(self) -> tuple[int, int]:
@@ -162,3 +162,15 @@ class Chat:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _checked_text(text: str | None, what: str) -> str | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a str, not {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise SettingsError(f"{what} is not valid Unicode text.") from None
+    return text

@@ -38,16 +38,20 @@ class Score:
     @property
     def reference_perplexity(self) -> float | None:
         losses = self.reference_losses
-        return None if losses is None else math.exp(losses.mean())
+        return None if losses is None else _exp(losses.mean())
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.losses.mean())
+        return _exp(self.losses.mean())
 
     @property
     def second_half(self) -> float:
         """Perplexity of the later half, where a bounded cache has been evicting for long."""
-        return math.exp(self.losses[len(self.losses) // 2 :].mean())
+        return _exp(self.losses[len(self.losses) // 2 :].mean())
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf  # a ruined model, not an error
 
 
 def read_ids(bundle: Bundle, text: str, most: int | None) -> Ids:

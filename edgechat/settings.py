@@ -79,7 +79,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> Settings:
     """The profile ``name``, or a ``.yaml`` file's; ProfileError for unknown names and keys."""
     if name.endswith((".yaml", ".yml")):
-        path, text = name, _read(Path(name).expanduser())
+        path, text = name, _read(Path(name))
     else:
         if name not in profile_names():
             raise ProfileError(
@@ -90,10 +90,14 @@ def load_profile(name: str) -> Settings:
         text = (resources.files("edgechat.profiles") / f"{name}.yaml").read_text(encoding="utf-8")
     try:
         return build(Settings, yaml.safe_load(text))
+    except (ValueError, RecursionError, OverflowError) as error:
+        if isinstance(error, Invalid):
+            raise ProfileError(f"{path} is not valid: {error}") from None
+        raise ProfileError(f"{path} holds a value that cannot be read ({error}).") from None
     except yaml.YAMLError as error:
         reason = str(error).replace("\n", " ")
         raise ProfileError(f"{path} is not valid YAML ({reason}).") from None
-    except (Invalid, SettingsError) as error:
+    except SettingsError as error:
         raise ProfileError(f"{path} is not valid: {error}") from None
 
 

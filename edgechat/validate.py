@@ -47,7 +47,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return build(typing.cast(type, hint), value, where)
     if hint is Any:
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int) and abs(value) < 1 << 53 and value is not True:
         return float(value)
     plain = isinstance(hint, type) and isinstance(value, hint)
     if plain and not (isinstance(value, bool) and hint is not bool):

@@ -204,6 +204,8 @@ def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
 def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
     """A temporary neighbour of ``target`` that takes its place when the body succeeds."""
     target = target.absolute()
+    if target.is_symlink():
+        raise BundleError(f"{target} is a link; name the folder itself with -o.")
     _remove_leftovers(target)
     if target.exists() and not overwrite:
         raise BundleError(f"{target} exists; choose another -o or pass --overwrite.")

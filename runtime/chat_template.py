@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError as JinjaError
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -51,7 +50,7 @@ class ChatTemplate:
         self.restart()
         try:
             self._template = environment.from_string(source)
-        except (JinjaError, RecursionError) as error:
+        except Exception as error:  # jinja compiles to Python, which can refuse it too
             raise TemplateError(f"the chat template is not valid ({error}).") from None
 
     def restart(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgechat.errors import CapacityError
+from edgechat.errors import CapacityError, EdgechatError
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.sampling import PENALTY_WINDOW, Sampler
@@ -53,7 +53,7 @@ class _Generation:
     ids: list[int] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     finish: str = "cancelled"  # unless generation comes to its own end
-    cut: bool = False
+    complete: bool = False  # the text shows all of the ids
 
 
 class Conversation:
@@ -65,6 +65,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self.last: Reply | None = None
         self._cancelled = False
+        self._read = 0  # tokens at the front of the next prompt that some turn has read
         self._active: Generator[str, None, None] | None = None
         self.system = system
 
@@ -76,6 +77,7 @@ class Conversation:
         """Forget all turns. What the next prompt shares with the old (the system prompt) stays."""
         self.finish()
         self.turns.clear()
+        self._read = 0
         self.last = None
         if self.codec.template is not None:
             self.codec.template.restart()
@@ -97,7 +99,12 @@ class Conversation:
     def finish(self) -> None:
         """End a reply that its reader left unfinished."""
         if self._active is not None:
-            self._active.close()
+            try:
+                self._active.close()
+            except ValueError:  # Python's word for a generator that runs in another thread
+                raise EdgechatError(
+                    "another thread is reading a reply; cancel() it and wait for its end."
+                ) from None
             self._active = None
 
     def _answer(
@@ -118,7 +125,7 @@ class Conversation:
             reply = "".join(generation.parts)
             if logits is not None:
                 ids = generation.ids
-                if generation.cut:
+                if not generation.complete:  # the model must not remember what nobody saw
                     ids = self.codec.reply_ids(ids, reply)
                 self.turns += [question, Turn("assistant", reply, ids)]
             usage.reply_tokens = len(generation.ids)
@@ -134,7 +141,7 @@ class Conversation:
         pinned = min(self.codec.system_tokens(self._system_turns()), len(prompt) - 1)
         cache.pin(pinned)
         common = cache.rewind(min(self.transcript.common_prefix(prompt), len(prompt) - 1))
-        read_before = min(len(self.transcript), len(prompt) - 1)
+        read_before = min(self._read, len(prompt) - 1)
         self.transcript.truncate(common)
         cache.require_room(len(prompt) - common)
         skipped = 0
@@ -145,6 +152,8 @@ class Conversation:
         logits = cache.feed(prompt[cache.fed :], cancelled=lambda: self._cancelled)
         self.transcript.append(prompt[common : cache.fed])
         usage.reused_tokens, usage.fed_tokens = common, cache.fed - common - skipped
+        if logits is not None:
+            self._read = len(prompt)
         return logits
 
     def _generate(
@@ -192,5 +201,5 @@ class Conversation:
         if rest:
             out.parts.append(rest)
             yield rest
-        out.cut = stops.found
+        out.complete = not stops.found
         out.finish = "stop" if stops.found else finish

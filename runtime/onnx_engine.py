@@ -140,7 +140,11 @@ class _Binding:
         np.add(lengths[:, None], self._offsets, out=self._positions)
         np.add(lengths, self.count - 1, out=self._last_slot)
         self._total[...] = self._last_slot.max() + 1
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            reason = str(error).strip().splitlines()[0][:300]
+            raise EngineError(f"ONNX Runtime failed in a step ({reason}).") from None
         return self._logits
 
 
@@ -179,6 +183,12 @@ def _check_contract(bundle: Bundle, session: Any) -> None:
     """EngineError unless the graph has exactly the tensors the manifest promises."""
     manifest = bundle.manifest
     dims, graph = manifest.dims, manifest.graph
+    logits = [x for x in session.get_outputs() if x.name == "logits"]
+    if not logits or logits[0].shape[-1] != dims.vocab_size:
+        raise EngineError(
+            f"the graph's logits are not the {dims.vocab_size:,} of the manifest's contract; "
+            "export the bundle again."
+        )
     cache = [manifest.kv_dtype, "batch", dims.num_kv_heads, "capacity", dims.head_dim]
     for promised, found in (
         (graph.inputs, session.get_inputs()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgechat.errors import SettingsError
+from edgechat.errors import EngineError, SettingsError
 
 TAIL = 23.0  # tokens e^-23 below the best weigh together under 1e-5 of any real vocabulary
 PENALTY_WINDOW = 256  # how many of the last tokens the repetition penalty looks at
@@ -33,11 +33,12 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         rules = {
-            "temperature must be 0 or more": self.temperature >= 0,
+            "temperature must be 0, or from 0.01 to 100": self.temperature == 0
+            or 0.01 <= self.temperature <= 100,
             "top_k must be 0 (off) or more": self.top_k >= 0,
             "top_p must be above 0 and at most 1": 0 < self.top_p <= 1,
             "min_p must be at least 0 and below 1": 0 <= self.min_p < 1,
-            "repeat_penalty must be above 0": 0 < self.repeat_penalty < float("inf"),
+            "repeat_penalty must be from 0.1 to 10": 0.1 <= self.repeat_penalty <= 10,
             "seed must be 0 or more": self.seed is None or self.seed >= 0,
         }
         for rule, holds in rules.items():
@@ -61,6 +62,8 @@ class Sampler:
             logits = _penalise(logits, recent[-PENALTY_WINDOW:], s.repeat_penalty)
         if s.temperature == 0:
             return int(logits.argmax())
+        if not np.isfinite(logits.max()):
+            raise EngineError("the model's output is not a number; export the bundle again.")
         # Only candidates near the best need sorting: with 49,152 tokens usually a few hundred.
         best = logits.max()
         margin = TAIL if s.min_p == 0 else min(TAIL, -np.log(s.min_p))

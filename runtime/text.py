@@ -42,19 +42,31 @@ class TextCodec:
             self.tokenizer = Tokenizer.from_file(str(bundle.path("tokenizer.json")))
         except Exception as error:  # the Rust library raises plain Exception
             raise BundleError(f"the bundle's tokenizer.json cannot be read ({error}).") from None
+        known = max(self.tokenizer.get_vocab().values(), default=-1) + 1
+        if known != tokens.size:
+            raise BundleError(
+                f"the bundle's tokenizer has {known:,} tokens, its manifest says {tokens.size:,}; "
+                "export the bundle again."
+            )
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.template: ChatTemplate | None = None
         if "chat_template.jinja" in bundle.manifest.files:
-            source = bundle.path("chat_template.jinja").read_text(encoding="utf-8")
+            try:
+                source = bundle.path("chat_template.jinja").read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BundleError(f"the chat template cannot be read ({error}).") from None
             self.template = ChatTemplate(source, tokens.special)
         # Token ids of the text around replies, which repeats from turn to turn.
-        self._system: tuple[str, int] | None = None
+        self._system: tuple[list[str], int] | None = None
         self._memo: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; special tokens written out in it count as such."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        except (TypeError, UnicodeError):
+            raise TemplateError("the text to tokenise is not valid Unicode.") from None
 
     def encode_text(self, text: str) -> Ids:
         """Tokens of a whole text, with BOS in front where the tokenizer puts it."""
@@ -103,14 +115,14 @@ class TextCodec:
 
     def system_tokens(self, system: Sequence[Turn]) -> int:
         """How many tokens stand in front of the first message, whatever it says."""
-        content = "".join(turn.content for turn in system)
-        if self._system is None or self._system[0] != content:
+        contents = [turn.content for turn in system]
+        if self._system is None or self._system[0] != contents:
             memo = self._memo
             one, other = (self.prompt([*system, Turn("user", text)]) for text in ("a", "b"))
             self._memo = memo
             shortest = min(len(one), len(other))
             differs = np.flatnonzero(one[:shortest] != other[:shortest])
-            self._system = (content, int(differs[0]) if len(differs) else shortest)
+            self._system = (contents, int(differs[0]) if len(differs) else shortest)
         return self._system[1]
 
     def reply_ids(self, ids: list[int], text: str) -> list[int]:

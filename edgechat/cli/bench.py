@@ -39,8 +39,8 @@ def bench(
     """
     if rounds < 1:
         raise SettingsError(f"--rounds must be at least 1, not {rounds}.")
-    if threads is not None and threads < 1:
-        raise SettingsError(f"--threads must be at least 1, not {threads}.")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise SettingsError(f"--threads must be between 1 and 1024, not {threads}.")
     check_plot(plot)
     loaded = load_bundle(bundle)
     manifest = loaded.manifest

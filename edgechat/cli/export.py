@@ -80,7 +80,11 @@ def export(
     console = Console(stderr=True)
     check_options(chosen, kv, capacity)
     source = open_source(model, console.print)
-    target = output or Path(f"{Path(source.name).name.replace(' ', '-')}-{chosen}")
+    target = (
+        output.expanduser()
+        if output
+        else Path(f"{Path(source.name).name.replace(' ', '-')}-{chosen}")
+    )
     columns = (TextColumn("calibrating and writing layers"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("layers", total=None, visible=False)
@@ -106,8 +110,8 @@ def export(
         )
     _print_loss(console, bundle.manifest.quantization)
     size = sum(info.size for info in bundle.manifest.files.values())
-    console.print(f"made [bold]{target}[/bold] ({size / 1e6:,.0f} MB, {chosen})", highlight=False)
-    console.print(f"talk to it: edgechat run {target}", highlight=False)
+    console.print(f"made {target} ({size / 1e6:,.0f} MB, {chosen})", highlight=False, markup=False)
+    console.print(f"talk to it: edgechat run {target}", highlight=False, markup=False)
 
 
 def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
@@ -136,7 +140,7 @@ def _print_loss(console: Console, quantization: dict[str, Any]) -> None:
         f"{percent:+.1f} %",
         highlight=False,
     )
-    if percent > LARGEST_LOSS:
+    if not percent <= LARGEST_LOSS:
         console.print(
             "[yellow]warning: quantisation costs more than 3 %; try --precision int8-weight, or "
             f"calibrate on more text (it was {quantization.get('calibration_tokens', 0):,} tokens "

@@ -89,7 +89,7 @@ def run(
         max_tokens=max_tokens,
         sampling=settings.sampling,
     ) as chat:
-        if prompt is None and sys.stdin.isatty():
+        if prompt is None and sys.stdin is not None and sys.stdin.isatty():
             converse(chat, stats)
             return
         for text in prompt if prompt is not None else [_read_stdin()]:
@@ -100,6 +100,8 @@ def run(
 
 
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise SettingsError("there is no standard input; give --prompt.")
     try:
         return sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
     except UnicodeDecodeError as error:

@@ -45,6 +45,8 @@ class GGUFFile:
     kind = "gguf"
 
     def __init__(self, path: Path, name: str | None = None) -> None:
+        if not path.is_file():
+            raise SourceError(f"{path} is not a regular file.")
         try:
             self._reader = gguf.GGUFReader(path)
         except Exception as error:  # the reader raises many kinds on a damaged file
@@ -69,11 +71,13 @@ class GGUFFile:
                 f"cannot dequantise ({error})."
             ) from None
         value = np.ascontiguousarray(value, dtype=np.float32)
-        if ".attn_q." in stored:
-            return _unpermute(value, self.config["num_attention_heads"])
-        if ".attn_k." in stored:
-            return _unpermute(value, self.config["num_key_value_heads"])
-        return value
+        heads = {
+            "attn_q": self.config["num_attention_heads"],
+            "attn_k": self.config["num_key_value_heads"],
+        }.get(stored.split(".")[-2])
+        if heads is None or value.shape[0] % (2 * heads):
+            return value  # a size that cannot be right is refused by the reader of the tensor
+        return _unpermute(value, heads)
 
     def text(self) -> TextFiles:
         return text_files(self._meta)
@@ -114,8 +118,10 @@ class GGUFFile:
         if meta.get("rope.dimension_count", head_dim) != head_dim:
             raise UnsupportedModelError("rotary on a part of each head is not supported yet.")
         embedding = self._tensors.get("token_embd.weight")
-        if embedding is None:
-            raise SourceError(f"{self._path} has no token_embd.weight; download it again.")
+        if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] != hidden:
+            raise SourceError(
+                f"{self._path} has no token_embd.weight of width {hidden}; download it again."
+            )
         eps = meta.get("attention.layer_norm_rms_epsilon", 1e-6)
         if not isinstance(eps, float):
             raise SourceError(f"{self._path} says layer_norm_rms_epsilon = {eps!r}, not a number.")

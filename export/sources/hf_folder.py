@@ -80,16 +80,16 @@ class HFFolder:
         )
 
     def _eos_ids(self, special: dict[str, str], to_id: Any) -> list[int]:
-        ids: set[int] = set()
+        ids: list[Any] = []
         for values in (self.config, self._json("generation_config.json")):
             value = values.get("eos_token_id")
-            ids.update(value if isinstance(value, list) else [] if value is None else [value])
+            ids += value if isinstance(value, list) else [] if value is None else [value]
         if "eos_token" in special:
             found = to_id(special["eos_token"])
-            ids.update([] if found is None else [found])
-        if not all(isinstance(i, int) for i in ids):
+            ids += [] if found is None else [found]
+        if not all(type(i) is int for i in ids):
             raise SourceError(f"eos_token_id must be whole numbers, the configs say {ids}.")
-        return sorted(ids)
+        return sorted(set(ids))
 
     def _template(self, tokenizer_config: dict[str, Any]) -> str | None:
         """The chat template from any of the places Hugging Face keeps it, newest first."""
@@ -103,7 +103,7 @@ class HFFolder:
             if isinstance(value, str):
                 return value
             if isinstance(value, list):  # named templates
-                named = {t["name"]: t["template"] for t in value if _is_named(t)}
+                named = {str(t["name"]): t["template"] for t in value if _is_named(t)}
                 if "default" in named:
                     return str(named["default"])
                 raise SourceError(

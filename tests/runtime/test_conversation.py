@@ -257,3 +257,32 @@ def test_cancelling_the_prompt_adds_no_turn(tiny_bundle: Path) -> None:
     assert c.turns == []
     assert c.last.usage.fed_tokens < 200
     assert say(c, "x", Script(c.codec.encode("Ho"))) == "Ho"
+
+
+def test_after_a_reset_a_long_message_is_read_to_the_end(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle, capacity=80)
+    for turn in range(10):
+        say(c, f"question {turn}", Script(c.codec.encode("an answer")))
+    c.reset()
+    say(c, "y" * 300, Script([40]))
+    assert c.last is not None
+    assert c.last.usage.fed_tokens >= 300
+
+
+def test_no_system_prompt_and_an_empty_one_are_two_things(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle)
+    c.system = ""
+    say(c, "x", Script([40]))
+    empty = c.cache.slots.pinned
+    c.system = None
+    say(c, "x", Script([40]))
+    assert empty == len(c.codec.encode("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n"))
+    assert c.cache.slots.pinned == len(c.codec.encode("<|im_start|>user\n"))
+
+
+def test_what_a_stop_string_held_back_is_not_remembered(tiny_bundle: Path) -> None:
+    c = conversation(tiny_bundle)
+    stream = c.stream("x", Script(c.codec.encode("Hi ENough")), 50, ["END"])  # type: ignore[arg-type]
+    assert "".join(next(stream) for _ in range(3)) == "Hi "
+    stream.close()
+    assert c.codec.decode(c.turns[-1].ids or []) == c.turns[-1].content == "Hi "

@@ -75,6 +75,11 @@ class Reader:
         """Logits of successive chunks, [S, V], from an empty cache."""
         return KVCache(self._engine, self._policy).feed_chunks(ids, all_logits=True)
 
+    def match(self, other: Reader) -> None:
+        """Make both cut texts into the same chunks, so that their logits come in step."""
+        alone = self._engine.first_alone or other._engine.first_alone
+        self._engine.first_alone = other._engine.first_alone = alone
+
 
 def evaluate(
     reader: Reader,
@@ -88,6 +93,8 @@ def evaluate(
     With a ``reference`` both read the same chunks side by side. ``progress`` gets the number of
     tokens read.
     """
+    if reference is not None:
+        reader.match(reference)
     losses, reference_losses, divergences, agreements = [], [], [], []
     size = context or len(ids)
     for start in range(0, len(ids), size):

@@ -22,6 +22,9 @@ class Engine(Protocol):
     rows: int
     capacity: int
     vocab_size: int
+    first_alone: bool
+    """Whether the first token of a text should be a step of its own: it has activations hundreds
+    of times above all others, and spoils the scale it shares with them in an int8 step."""
 
     def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
         """Feed ``tokens`` [B, S] behind the ``lengths`` [B] valid slots of each row.

@@ -58,7 +58,8 @@ class KVCache:
         while done < len(ids):
             if self.room == 0:
                 self._compact()
-            count = min(len(ids) - done, self.room, PREFILL_CHUNK)
+            most = 1 if self.slots.length == 0 and self.engine.first_alone else PREFILL_CHUNK
+            count = min(len(ids) - done, self.room, most)
             yield self._step(ids[None, done : done + count], all_logits)
             done += count
 

@@ -50,6 +50,7 @@ class OnnxEngine:
             )
         self.rows, self.capacity = rows, capacity
         self.vocab_size = manifest.dims.vocab_size
+        self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers
         self._inv_freq = np.asarray(manifest.rotary.inv_freq, dtype=np.float64)
         before = huge_pages.anonymous_regions()

@@ -77,7 +77,8 @@ def eval_command(
     for name, value in data.items():
         if value is not None:
             shown = f"{value:,.4f}" if isinstance(value, float) else str(value)
-            console.print(f"{name.replace(chr(95), chr(32)):<28}{shown}", highlight=False, markup=False)
+            label = name.replace("_", " ")
+            console.print(f"{label:<28}{shown}", highlight=False, markup=False)
 
 
 def _twin(bundle: Bundle, against: Path) -> Bundle:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import numpy as np
@@ -77,6 +80,7 @@ def export(
             f"exporting needs the package {missing.name}; install it with: "
             "pip install 'edgechat[export]'"
         ) from None
+    signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
     check_options(chosen, kv, capacity)
     source = open_source(model, console.print)
@@ -112,6 +116,11 @@ def export(
     size = sum(info.size for info in bundle.manifest.files.values())
     console.print(f"made {target} ({size / 1e6:,.0f} MB, {chosen})", highlight=False, markup=False)
     console.print(f"talk to it: edgechat run {target}", highlight=False, markup=False)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that nothing half-written stays."""
+    sys.exit(128 + number)
 
 
 def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] | None:

@@ -183,6 +183,20 @@ def test_a_disk_that_fills_up_leaves_nothing(tiny_folder: Path, tmp_path: Path) 
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_sigterm_in_the_middle_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import edgechat.export.export as e\n"
+        "from edgechat.cli import main\n"
+        "e.write_manifest = lambda *a: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.argv = ['edgechat', 'export', {str(tiny_folder)!r}, '-o', 'b', '-p', 'fp32']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert done.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_kill_in_the_middle_leaves_no_bundle_and_the_next_export_tidies_up(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

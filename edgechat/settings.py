@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from edgechat.errors import ProfileError, SettingsError
+from edgechat.paths import read_text
 from edgechat.runtime.sampling import SamplingSettings
 from edgechat.validate import Invalid, build
 
@@ -90,19 +91,17 @@ def load_profile(name: str) -> Settings:
         text = (resources.files("edgechat.profiles") / f"{name}.yaml").read_text(encoding="utf-8")
     try:
         return build(Settings, yaml.safe_load(text))
-    except (ValueError, RecursionError, OverflowError) as error:
-        if isinstance(error, Invalid):
-            raise ProfileError(f"{path} is not valid: {error}") from None
-        raise ProfileError(f"{path} holds a value that cannot be read ({error}).") from None
+    except (Invalid, SettingsError) as error:
+        raise ProfileError(f"{path} is not valid: {error}") from None
     except yaml.YAMLError as error:
         reason = str(error).replace("\n", " ")
         raise ProfileError(f"{path} is not valid YAML ({reason}).") from None
-    except SettingsError as error:
-        raise ProfileError(f"{path} is not valid: {error}") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ProfileError(f"{path} holds a value that cannot be read ({error}).") from None
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path} cannot be read ({error}).") from None
+        return read_text(path)
+    except SettingsError as error:
+        raise ProfileError(str(error)) from None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from edgechat.bundle import (
     SCHEMA,
     Bundle,
@@ -91,9 +93,9 @@ def export_model(
         )
     max_capacity = capacity or spec.context_length
     text = source.text()
-    tokens = _tokens(spec, text)
-    weights = architecture.weights(spec, partial(read_checked, source), source.config)
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
+    tokens = _tokens(spec, text, tokenizer)
+    weights = architecture.weights(spec, partial(read_checked, source), source.config)
     bos = tokens.bos if tokens.adds_bos else None
     recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration)
     with _new_folder(target, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
@@ -105,8 +107,12 @@ def export_model(
                 max_capacity=max_capacity,
                 kv_scales=recipe.kv_scales,
             )
-            report = partial(_report_layers, progress, spec.num_layers)
-            build_decoder(recipe.spec, recipe.weights, dialect, report)
+            build_decoder(
+                recipe.spec,
+                recipe.weights,
+                dialect,
+                lambda done: progress.layers(done, spec.num_layers),
+            )
             graph.save()
         (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
         names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
@@ -153,10 +159,6 @@ def check_options(precision: str, kv: str, capacity: int | None) -> None:
         raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
 
 
-def _report_layers(progress: Progress, total: int, done: int) -> None:
-    progress.layers(done, total)
-
-
 def _dims(spec: DecoderSpec) -> Dims:
     return Dims(
         vocab_size=spec.vocab_size,
@@ -170,9 +172,8 @@ def _dims(spec: DecoderSpec) -> Dims:
     )
 
 
-def _tokens(spec: DecoderSpec, text: TextFiles) -> Tokens:
-    vocabulary = load_tokenizer(text.tokenizer_json, "the tokenizer").get_vocab()
-    size = max(vocabulary.values(), default=-1) + 1
+def _tokens(spec: DecoderSpec, text: TextFiles, tokenizer: Tokenizer) -> Tokens:
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > spec.vocab_size:
         raise SourceError(
             f"the tokenizer has {size:,} tokens but the model only {spec.vocab_size:,} embeddings; "

@@ -96,14 +96,6 @@ class GraphBuilder:
         self._external(name, value.dtype.name, value.shape, offset, value.nbytes)
         return name
 
-    def alias(self, name: str, weight: str, shape: Sequence[int]) -> str:
-        """A second view, of another shape, on the bytes of an existing ``weight``."""
-        (original,) = [t for t in self._initializers if t.name == weight]
-        place = {e.key: e.value for e in original.external_data}
-        dtype = helper.tensor_dtype_to_np_dtype(original.data_type).name
-        self._external(name, dtype, shape, int(place["offset"]), int(place["length"]))
-        return name
-
     def save(self) -> None:
         graph = helper.make_graph(
             self._nodes, "edgechat", self._inputs, self._outputs, self._initializers

@@ -34,7 +34,7 @@ class OrtCpu:
         max_capacity: int,
         kv_scales: list[KVScales] | None = None,
     ) -> None:
-        self._graph, self._spec, self._int8 = graph, spec, blocks
+        self._graph, self._spec, self._blocks = graph, spec, blocks
         self._kv_scales = kv_scales
         kv_dtype = "float32" if kv_scales is None else "int8"
         self._read_bytes = 0
@@ -70,7 +70,7 @@ class OrtCpu:
         return self._inputs, self._outputs
 
     def embed(self, table: Array) -> str:
-        if not self._int8:
+        if not self._blocks:
             name = self._graph.weight("embed", table)
             return str(self._graph.node("Gather", [name, "input_ids"]))
         codes, scales = quantize_blocks(table, BLOCK)
@@ -100,7 +100,7 @@ class OrtCpu:
                 stash_type=1,
             )
             return normed, residual
-        outputs = self._names("SkipNorm", 2)
+        outputs = self._graph.fresh("SkipNorm", 2)
         self._graph.node(
             "SkipSimplifiedLayerNormalization",
             [residual, update, weight],
@@ -114,7 +114,7 @@ class OrtCpu:
         bias = None if linear.bias is None else self._graph.constant(linear.bias)
         if isinstance(linear, Int8Linear):
             return self._matmul_int8(x, linear, name, bias)
-        if not self._int8:
+        if not self._blocks:
             y = self._matmul(x, self._graph.weight(name, linear.weight), linear.weight.shape)
             return y if bias is None else str(self._graph.node("Add", [y, bias]))
         codes, scales = quantize_blocks(linear.weight, BLOCK)
@@ -151,7 +151,7 @@ class OrtCpu:
                 "position_ids",
                 *scales,
             ],
-            [*self._names("Attention", 1), f"present_key.{layer}", f"present_value.{layer}"],
+            [*self._graph.fresh("Attention", 1), f"present_key.{layer}", f"present_value.{layer}"],
             domain=MS,
             num_heads=s.num_heads,
             kv_num_heads=s.num_kv_heads,
@@ -172,13 +172,8 @@ class OrtCpu:
     def logits(self, x: str, head: AnyLinear | None) -> None:
         if head is not None:
             y = self.linear(x, head, "head", "head")
-        elif self._int8:  # the embedding's bytes, seen as blocks
-            shape = (self._spec.vocab_size, self._spec.hidden_size)
-            blocks = -(-shape[1] // BLOCK)
-            codes = self._graph.alias("head", "embed", (shape[0], blocks, BLOCK))
-            scale = self._graph.alias("head.scale", "embed.scale", (shape[0], blocks))
-            y = self._matmul_blocks(x, codes, scale, shape, None)
         else:
+            # tied: only fp32 is, since whatever rounds is rotated first
             y = self._matmul(x, "embed", (self._spec.vocab_size, self._spec.hidden_size))
         self._graph.node("Identity", [y], ["logits"])
 
@@ -217,9 +212,6 @@ class OrtCpu:
                 accuracy_level=4,  # int8 activations inside the kernel; without it 100x slower
             )
         )
-
-    def _names(self, label: str, count: int) -> list[str]:
-        return self._graph.fresh(label, count)
 
     def _each_layer(self, name: str) -> list[str]:
         if "{i}" not in name:

@@ -92,16 +92,17 @@ class Terminal:
         if self.pid == 0:
             os.environ["TERM"] = "dumb"
             os.execv(EDGECHAT[0], [*EDGECHAT, *map(str, args)])
-        self.text = ""
+        self._unread = ""
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
-        """Read until ``text`` appears; returns what came since the last call."""
-        end, seen = time.monotonic() + seconds, ""
-        while text not in seen:
+        """Read until ``text`` appears; returns what came up to it since the last call."""
+        end = time.monotonic() + seconds
+        while text not in self._unread:
             ready, _, _ = select.select([self.fd], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{text!r} did not appear in {seen!r}"
-            seen += os.read(self.fd, 65536).decode(errors="replace")
-        return seen
+            assert ready, f"{text!r} did not appear in {self._unread!r}"
+            self._unread += os.read(self.fd, 65536).decode(errors="replace")
+        before, self._unread = self._unread.split(text, 1)
+        return before + text
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())

@@ -13,7 +13,7 @@ from typing import Any
 from edgechat.errors import BundleError
 from edgechat.validate import Invalid, build
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "edgechat.json"
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
@@ -95,6 +95,11 @@ class Manifest:
     tokens: Tokens
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_importance(self) -> bool:
+        """Whether the graph tells what key tokens and recall need."""
+        return any(t.name == "surprisal" for t in self.graph.outputs)
 
     @property
     def kv_bytes_per_slot(self) -> int:

@@ -8,6 +8,7 @@ from edgechat.export.dialects.base import Dialect
 from edgechat.export.spec import AnyLinear, DecoderSpec, Weights
 
 Progress = Callable[[int], None]
+HIDDEN_DEPTH = 2 / 3  # of the layers: where the hidden state tells best what a text is about
 
 
 def build_decoder(
@@ -15,14 +16,17 @@ def build_decoder(
 ) -> None:
     """Spell the whole decoder; ``progress`` is called with the number of finished layers.
 
-    In the last layer everything after attention runs only for the positions whose logits are
-    asked for: nothing else can see the result.
+    In the last layer everything after attention runs only for the positions whose result is
+    asked for: nothing else can see it.
     """
     x = dialect.embed(weights.embedding())
     update = None
+    hidden_layer = round(spec.num_layers * HIDDEN_DEPTH)
     for index in range(spec.num_layers):
         layer = weights.layer(index)
         normed, x = dialect.add_norm(x, update, layer.attn_norm)
+        if index == hidden_layer:
+            dialect.hidden(x)
         qkv = dialect.linear(normed, layer.qkv, "qkv", f"layers.{index}.qkv")
         attended = dialect.attention(index, qkv)
         if index == spec.num_layers - 1:

@@ -69,6 +69,7 @@ def export_model(
     capacity: int | None = None,
     calibration: Path | None = None,
     overwrite: bool = False,
+    importance: bool = True,
     progress: Progress | None = None,
     measure: Measure | None = None,
 ) -> Bundle:
@@ -77,7 +78,8 @@ def export_model(
     ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations) or fp32; ``kv``:
     fp32 or int8 cache. ``capacity`` is the longest KV cache the bundle can be run with, in
     tokens (default: the model's context length). ``calibration`` is a text or .jsonl file
-    (default: a built-in text). ``measure`` returns the finished bundle's perplexity on token
+    (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
+    ``measure`` returns the finished bundle's perplexity on token
     ids, which goes into the manifest beside the unquantised model's. The folder appears
     complete or not at all. Raises SourceError, UnsupportedModelError, SettingsError or
     BundleError.
@@ -106,6 +108,7 @@ def export_model(
                 blocks=precision != "fp32",
                 max_capacity=max_capacity,
                 kv_scales=recipe.kv_scales,
+                importance=importance,
             )
             build_decoder(
                 recipe.spec,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,21 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 Slots = NDArray[np.int64]
 Logits = NDArray[np.float32]
+KV = NDArray[Any]  # float32 or float16, or the codes of an int8 cache
+
+
+@dataclass
+class Signals:
+    """What a step tells about the tokens it fed; views that the next step overwrites.
+
+    ``surprisal`` [B, S - 1]: -log p in nats of all tokens but the first (its own is in the logits
+    of the step before); ``hidden`` [B, S, E]: the residual stream at two thirds of the depth;
+    ``attention_mass`` [B, C]: softmax each slot got, summed over queries, heads and some layers.
+    """
+
+    surprisal: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+    attention_mass: NDArray[np.float32]
 
 
 class Engine(Protocol):
@@ -26,6 +42,9 @@ class Engine(Protocol):
     """Whether the first token of a text should be a step of its own: it has activations hundreds
     of times above all others, and spoils the scale it shares with them in an int8 step."""
 
+    signals: Signals | None
+    """Of the last step; None unless the engine was made to give them."""
+
     def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
         """Feed ``tokens`` [B, S] behind the ``lengths`` [B] valid slots of each row.
 
@@ -35,6 +54,14 @@ class Engine(Protocol):
 
     def compact(self, row: int, kept: Slots) -> None:
         """Move the slots ``kept`` (ascending) to 0, 1, 2, … and rotate keys to their new place."""
+
+    def read(self, row: int, start: int, count: int) -> KV:
+        """Keys and values of ``count`` slots, a copy [layers, 2, H, count, D]; the keys are
+        rotated for their slots."""
+
+    def write(self, row: int, start: int, kv: KV, origin: int) -> None:
+        """Put ``kv`` as ``read`` gave it for the slots from ``origin`` on to those from ``start``
+        on; keys are rotated to their new place."""
 
     def close(self) -> None:
         """Release buffers and session; the engine must not be used afterwards."""

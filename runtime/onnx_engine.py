@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
 from edgechat.runtime import huge_pages
-from edgechat.runtime.engine import Logits, Slots, Tokens
+from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens
 from edgechat.runtime.rotation import rotate_keys
 
 ORT_TYPES = {
@@ -35,12 +35,18 @@ def usable_cores() -> int:
 class OnnxEngine:
     """See :class:`~edgechat.runtime.engine.Engine`.
 
-    ``capacity`` is the number of slots a row holds; ``threads`` defaults to the usable cores.
-    Raises EngineError when ONNX Runtime cannot load the graph or the memory is not there.
+    ``capacity`` is the number of slots a row holds; ``threads`` defaults to the usable cores;
+    ``importance`` fills ``signals``. Raises EngineError when ONNX Runtime cannot load the graph,
+    the memory is not there, or the bundle was exported without importance.
     """
 
     def __init__(
-        self, bundle: Bundle, capacity: int, rows: int = 1, threads: int | None = None
+        self,
+        bundle: Bundle,
+        capacity: int,
+        rows: int = 1,
+        threads: int | None = None,
+        importance: bool = False,
     ) -> None:
         manifest = bundle.manifest
         if not 2 <= capacity <= manifest.max_capacity:
@@ -48,7 +54,14 @@ class OnnxEngine:
                 f"a KV cache of {capacity:,} tokens does not fit this bundle, which allows 2 to "
                 f"{manifest.max_capacity:,}; choose a smaller window or export with --capacity."
             )
+        if importance and not manifest.has_importance:
+            raise EngineError(
+                "the bundle was exported with --no-importance, so the policy 'key' and recall "
+                "cannot work; export it again without that option, or use the policy 'window'."
+            )
         self.rows, self.capacity = rows, capacity
+        self.signals: Signals | None = None
+        self._importance = importance
         self.vocab_size = manifest.dims.vocab_size
         self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers
@@ -65,18 +78,22 @@ class OnnxEngine:
             for layer in range(dims.num_layers)
             for i, kind in enumerate(("key", "value"))
         ]
-        self._decode = _Binding(self, 1, 1)
+        self._hidden_size = dims.hidden_size if manifest.has_importance else None
+        self._decode = _Binding(self, 1, False)
         self._prefill: _Binding | None = None
 
     def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
         count = tokens.shape[1]
-        if count == 1:
-            return self._decode.run(tokens, lengths)
-        picked = count if all_logits else 1
-        binding = self._prefill
-        if binding is None or (binding.count, binding.picked) != (count, picked):
-            binding = self._prefill = _Binding(self, count, picked)
-        return binding.run(tokens, lengths)
+        binding: _Binding | None = self._decode
+        if count > 1:
+            binding = self._prefill
+            if binding is None or (binding.count, binding.all_logits) != (count, all_logits):
+                binding = self._prefill = _Binding(self, count, all_logits)
+        assert binding is not None
+        logits = binding.run(tokens, lengths)
+        if self._importance:
+            self.signals = binding.signals
+        return logits
 
     def compact(self, row: int, kept: Slots) -> None:
         moved = kept != np.arange(len(kept))
@@ -95,6 +112,17 @@ class OnnxEngine:
             keys[:, target] = rotate_keys(keys[:, source], cos, sin)
             values[:, target] = values[:, source]
 
+    def read(self, row: int, start: int, count: int) -> KV:
+        return self._kv[:, :, row, :, start : start + count].copy()
+
+    def write(self, row: int, start: int, kv: KV, origin: int) -> None:
+        count = kv.shape[3]
+        angles = (start - origin) * self._inv_freq[None]
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        target = self._kv[:, :, row, :, start : start + count]
+        target[:, 0] = rotate_keys(kv[:, 0], cos, sin)
+        target[:, 1] = kv[:, 1]
+
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]
         self._cache_values = []
@@ -108,17 +136,20 @@ class OnnxEngine:
 class _Binding:
     """Fixed input, output and cache buffers for steps of one shape [rows, count]."""
 
-    def __init__(self, engine: OnnxEngine, count: int, picked: int) -> None:
-        self.count, self.picked = count, picked
+    def __init__(self, engine: OnnxEngine, count: int, all_logits: bool) -> None:
+        self.count, self.all_logits = count, all_logits
         rows = engine.rows
+        picked = count if all_logits else 1
+        scored = count - 1 if engine._importance else 0
         self._session = engine._session
         self._tokens = np.zeros((rows, count), dtype=np.int64)
         self._positions = np.zeros((rows, count), dtype=np.int64)
         self._last_slot = np.zeros(rows, dtype=np.int32)
         self._total = np.zeros((), dtype=np.int32)
         self._offsets = np.arange(count, dtype=np.int64)
-        index = np.arange(count - picked, count, dtype=np.int64)
-        self._index = np.broadcast_to(index[None, :, None], (rows, picked, 1)).copy()
+        index = np.concatenate([np.arange(scored), np.arange(count - picked, count)])
+        self._index = np.tile(index[None, :, None], (rows, 1, 1))
+        self._targets = np.zeros((rows, scored), dtype=np.int64)
         self._logits = np.empty((rows, picked, engine.vocab_size), dtype=np.float32)
         binding = self._session.io_binding()
         inputs = {
@@ -126,11 +157,21 @@ class _Binding:
             "position_ids": self._positions,
             "seqlens_k": self._last_slot,
             "total_sequence_length": self._total,
-            "logits_index": self._index,
+            "output_index": self._index,
         }
+        outputs = {"logits": self._logits}
+        if engine._hidden_size is not None:
+            inputs["targets"] = self._targets
+            self.signals = Signals(
+                surprisal=np.empty((rows, scored), dtype=np.float32),
+                hidden=np.empty((rows, count, engine._hidden_size), dtype=np.float32),
+                attention_mass=np.empty((rows, engine.capacity), dtype=np.float32),
+            )
+            outputs.update(vars(self.signals))
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, value in engine._cache_values:
             binding.bind_ortvalue_input(f"past_{name}", value)
             binding.bind_ortvalue_output(f"present_{name}", value)
@@ -138,6 +179,7 @@ class _Binding:
 
     def run(self, tokens: Tokens, lengths: NDArray[np.int32]) -> Logits:
         self._tokens[:] = tokens
+        self._targets[:] = tokens[:, 1 : 1 + self._targets.shape[1]]
         np.add(lengths[:, None], self._offsets, out=self._positions)
         np.add(lengths, self.count - 1, out=self._last_slot)
         self._total[...] = self._last_slot.max() + 1

@@ -59,6 +59,14 @@ def export(
             "context length."
         ),
     ] = None,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance/--no-importance",
+            help="Outputs that key tokens and recall need; without them prefill is a little "
+            "faster, but the bundle can only keep a plain window.",
+        ),
+    ] = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing bundle.")
     ] = False,
@@ -106,6 +114,7 @@ def export(
             capacity=capacity,
             calibration=calibration,
             overwrite=overwrite,
+            importance=importance,
             measure=_measure(bar.console),
             progress=Progress(
                 say=bar.console.print,

@@ -11,8 +11,8 @@ from edgechat.export.spec import AnyLinear, Array
 class Dialect(Protocol):
     """Spells a decoder for one backend. Values are names of graph tensors.
 
-    Hidden states are [B, S, hidden] until ``select`` and [B, L, hidden] after it, where L is the
-    number of positions whose logits the caller asked for.
+    Hidden states are [B, S, hidden] until ``select`` and [B, P, hidden] after it, where P is the
+    number of positions whose result the caller asked for.
     """
 
     def embed(self, table: Array) -> str: ...
@@ -27,13 +27,17 @@ class Dialect(Protocol):
         """Rotary, cache update and causal attention; [B, S, heads * head_dim]."""
 
     def select(self, x: str) -> str:
-        """Keep only the positions whose logits were asked for."""
+        """Keep only the positions whose result was asked for."""
+
+    def hidden(self, x: str) -> None:
+        """Offer the residual stream ``x`` as the output ``hidden``, if the graph has it."""
 
     def gated_activation(self, gate_up: str) -> str:
         """act(first half) * second half."""
 
     def logits(self, x: str, head: AnyLinear | None) -> None:
-        """Vocabulary projection; None means tied: the table given to ``embed``."""
+        """Vocabulary projection, and the surprisal of tokens, if the graph tells it; without
+        ``head`` they are tied: the table given to ``embed``."""
 
     def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         """Inputs and outputs for the manifest, one entry for all layers' cache tensors."""

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 
 from edgechat.bundle import TensorInfo
+from edgechat.export.dialects import ort_importance as importance
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import KVScales
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
 from edgechat.export.quantize.rotate import hadamard
-from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear
+from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear, Linear
 
 OPSETS = {"": 21, "com.microsoft": 1}
 MS = "com.microsoft"
-BATCH, STEPS, CAPACITY, PICKED = "batch", "tokens", "capacity", "logit_positions"
+BATCH, STEPS, CAPACITY = "batch", "tokens", "capacity"
+OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
 
 
 class OrtCpu:
@@ -23,7 +25,8 @@ class OrtCpu:
 
     ``blocks``: a plain ``Linear`` is stored in 8 bits with a scale for every BLOCK inputs (else
     in float32). ``kv_scales``: scales of layer i's int8 KV cache, known once its weights were
-    read; None keeps the cache in float32.
+    read; None keeps the cache in float32. ``importance`` adds the outputs ``surprisal``,
+    ``hidden`` and ``attention_mass``.
     """
 
     def __init__(
@@ -33,26 +36,36 @@ class OrtCpu:
         blocks: bool,
         max_capacity: int,
         kv_scales: list[KVScales] | None = None,
+        importance: bool = True,
     ) -> None:
         self._graph, self._spec, self._blocks = graph, spec, blocks
-        self._kv_scales = kv_scales
+        self._kv_scales, self._importance = kv_scales, importance
+        self._probabilities: list[str] = []
+        self._table = np.zeros((0, 0), dtype=np.float32)
         kv_dtype = "float32" if kv_scales is None else "int8"
         self._read_bytes = 0
         cache = [BATCH, spec.num_kv_heads, CAPACITY, spec.head_dim]
-        self._inputs = (
+        self._inputs: tuple[TensorInfo, ...] = (
             TensorInfo("input_ids", "int64", (BATCH, STEPS)),
             TensorInfo("position_ids", "int64", (BATCH, STEPS)),
             TensorInfo("seqlens_k", "int32", (BATCH,)),
             TensorInfo("total_sequence_length", "int32", ()),
-            TensorInfo("logits_index", "int64", (BATCH, PICKED, 1)),
+            TensorInfo("output_index", "int64", (BATCH, OUTPUTS, 1)),
             TensorInfo("past_key.{i}", kv_dtype, tuple(cache)),
             TensorInfo("past_value.{i}", kv_dtype, tuple(cache)),
         )
-        self._outputs = (
-            TensorInfo("logits", "float32", (BATCH, PICKED, spec.vocab_size)),
+        self._outputs: tuple[TensorInfo, ...] = (
+            TensorInfo("logits", "float32", (BATCH, LOGITS, spec.vocab_size)),
             TensorInfo("present_key.{i}", kv_dtype, tuple(cache)),
             TensorInfo("present_value.{i}", kv_dtype, tuple(cache)),
         )
+        if importance:
+            self._inputs += (TensorInfo("targets", "int64", (BATCH, TARGETS)),)
+            self._outputs += (
+                TensorInfo("surprisal", "float32", (BATCH, TARGETS)),
+                TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
+                TensorInfo("attention_mass", "float32", (BATCH, CAPACITY)),
+            )
         for info in self._inputs:
             for name in self._each_layer(info.name):
                 graph.input(name, info.dtype, info.shape)
@@ -70,23 +83,16 @@ class OrtCpu:
         return self._inputs, self._outputs
 
     def embed(self, table: Array) -> str:
+        if self._spec.tied_embeddings:
+            self._table = table
         if not self._blocks:
             name = self._graph.weight("embed", table)
             return str(self._graph.node("Gather", [name, "input_ids"]))
-        codes, scales = quantize_blocks(table, BLOCK)
-        data = self._graph.weight("embed", codes.reshape(len(table), -1))
-        scale = self._graph.weight("embed.scale", scales)
-        return str(
-            self._graph.node(
-                "GatherBlockQuantized",
-                [data, "input_ids", scale],
-                domain=MS,
-                bits=8,
-                block_size=BLOCK,
-                gather_axis=0,
-                quantize_axis=1,
-            )
-        )
+        return str(importance.gather_blocks(self._graph, "embed", table, "input_ids"))
+
+    def hidden(self, x: str) -> None:
+        if self._importance:
+            self._graph.node("Identity", [x], ["hidden"])
 
     def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
         weight = self._graph.constant(gamma)
@@ -136,6 +142,12 @@ class OrtCpu:
             scales = ["", "", *scales]  # attention bias and head sink stay empty
             quantised = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
             quantised["kv_cache_bit_width"] = 8
+        outputs = [*self._graph.fresh("Attention", 1)]
+        outputs += [f"present_key.{layer}", f"present_value.{layer}"]
+        if self._importance and layer in importance.mass_layers(s.num_layers):
+            self._probabilities += self._graph.fresh("Probabilities", 1)
+            outputs.append(self._probabilities[-1])
+            quantised["qk_output"] = 2  # after softmax
         out, *_ = self._graph.node(
             "GroupQueryAttention",
             [
@@ -151,7 +163,7 @@ class OrtCpu:
                 "position_ids",
                 *scales,
             ],
-            [*self._graph.fresh("Attention", 1), f"present_key.{layer}", f"present_value.{layer}"],
+            outputs,
             domain=MS,
             num_heads=s.num_heads,
             kv_num_heads=s.num_kv_heads,
@@ -162,7 +174,7 @@ class OrtCpu:
         return str(out)
 
     def select(self, x: str) -> str:
-        return str(self._graph.node("GatherND", [x, "logits_index"], batch_dims=1))
+        return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
 
     def gated_activation(self, gate_up: str) -> str:
         gate, up = self._graph.node("Split", [gate_up], 2, axis=-1, num_outputs=2)
@@ -170,12 +182,27 @@ class OrtCpu:
         return str(self._graph.node("Mul", [silu, up]))
 
     def logits(self, x: str, head: AnyLinear | None) -> None:
+        read = x
+        if self._importance:
+            read, x = importance.split_rows(self._graph, x)
         if head is not None:
             y = self.linear(x, head, "head", "head")
         else:
             # tied: only fp32 is, since whatever rounds is rotated first
             y = self._matmul(x, "embed", (self._spec.vocab_size, self._spec.hidden_size))
         self._graph.node("Identity", [y], ["logits"])
+        if not self._importance:
+            return
+        read_bytes, name = self._read_bytes, "embed" if head is None else "head"
+        importance.surprisal(
+            self._graph,
+            read,
+            head or Linear(self._table),
+            name if not self._blocks and isinstance(head, Linear | None) else None,
+            lambda part: self.linear(read, part, "head", "head.common"),
+        )
+        self._read_bytes = read_bytes  # a decode step has no targets
+        importance.attention_mass(self._graph, self._probabilities)
 
     def _matmul(self, x: str, weight: str, shape: tuple[int, ...]) -> str:
         """x @ weight.T with ``weight`` [out, in] float32 as checkpoints store it."""

@@ -1,0 +1,113 @@
+"""What tells how much a token matters, for ONNX Runtime: surprisal and attention mass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edgechat.export.graph import GraphBuilder
+from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
+from edgechat.export.spec import AnyLinear, Array, Int8Linear, Linear
+
+COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by frequency
+MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
+
+
+def mass_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers whose attention mass the graph gives."""
+    return tuple(sorted({min(num_layers - 1, round(num_layers * d)) for d in MASS_DEPTHS}))
+
+
+def split_rows(graph: GraphBuilder, x: str) -> tuple[str, str]:
+    """``x`` [B, Q + L, E] as its first Q rows (for surprisal) and the L others (for logits)."""
+    count = graph.node("Shape", ["targets"], start=1, end=2)
+    zero, end, axis = (graph.constant(np.array([n])) for n in (0, np.iinfo(np.int64).max, 1))
+    first = graph.node("Slice", [x, zero, count, axis])
+    return str(first), str(graph.node("Slice", [x, count, end, axis]))
+
+
+def surprisal(
+    graph: GraphBuilder,
+    x: str,
+    head: AnyLinear,
+    stored: str | None,
+    project: Callable[[AnyLinear], str],
+) -> None:
+    """Output ``surprisal`` [B, Q]: -log p of ``targets`` given the normed states ``x`` [B, Q, E].
+
+    p's partition sums over the first COMMON ids only, a sixth of the head's cost for a
+    vocabulary of 49,152, and is kept from falling below the token's own weight. ``stored``
+    names the graph's float32 head [V, E] (None: it has none); ``project`` spells the product of
+    ``x`` with a part of the head.
+    """
+    rows = _target_rows(graph, head, stored)
+    last = graph.constant(np.array([-1]))
+    own = graph.node("ReduceSum", [graph.node("Mul", [rows, x]), last], keepdims=0)
+    if head.bias is not None:
+        bias = graph.weight("head.bias", head.bias)
+        own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
+    logits = project(_first_rows(head, COMMON))
+    # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
+    place = graph.constant(np.array(0))
+    one = graph.node("Gather", [logits, place], axis=2)
+    log_p = graph.node("Gather", [graph.node("LogSoftmax", [logits], axis=-1), place], axis=2)
+    partition = graph.node("Sub", [one, log_p])
+    graph.node("Relu", [graph.node("Sub", [partition, own])], ["surprisal"])
+
+
+def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
+    """Output ``attention_mass`` [B, C]: softmax summed over layers, heads and queries.
+
+    ``probabilities`` are [B, H, S, T] each, T ≤ C the slots in use.
+    """
+    axes = graph.constant(np.array([1, 2]))
+    sums = [graph.node("ReduceSum", [p, axes], keepdims=0) for p in probabilities]
+    total = sums[0] if len(sums) == 1 else graph.node("Sum", sums)
+    capacity = graph.node("Shape", ["past_key.0"], start=2, end=3)
+    used = graph.node("Shape", [total], start=1, end=2)
+    free = graph.node("Sub", [capacity, used])
+    zero = graph.constant(np.array([0]))
+    axis = graph.constant(np.array([1]))
+    pads = graph.node("Concat", [zero, free], axis=0)
+    graph.node("Pad", [total, pads, "", axis], ["attention_mass"])
+
+
+def _first_rows(head: AnyLinear, count: int) -> AnyLinear:
+    bias = None if head.bias is None else head.bias[:count]
+    if isinstance(head, Int8Linear):
+        return Int8Linear(head.codes[:count], head.scales[:count], bias, head.hadamard)
+    return Linear(head.weight[:count], bias)
+
+
+def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> Any:
+    """The head's rows of ``targets``, [B, Q, E] float32.
+
+    An 8-bit head lies in another order than by rows, so its rows are stored once more; only
+    those asked for are ever read from the file.
+    """
+    if stored is not None:
+        return graph.node("Gather", [stored, "targets"])
+    if isinstance(head, Int8Linear):
+        codes = graph.node("Gather", [graph.weight("head.rows", head.codes), "targets"])
+        scales = graph.node(
+            "Gather", [graph.weight("head.rows.scale", head.scales[:, None]), "targets"]
+        )
+        return graph.node("Mul", [graph.node("Cast", [codes], to=1), scales])
+    return gather_blocks(graph, "head.rows", head.weight, "targets")
+
+
+def gather_blocks(graph: GraphBuilder, name: str, table: Array, index: str) -> Any:
+    """Rows ``index`` of ``table`` [V, E], stored in 8 bits with a scale for every BLOCK."""
+    codes, scales = quantize_blocks(table, BLOCK)
+    data = graph.weight(name, codes.reshape(len(table), -1))
+    return graph.node(
+        "GatherBlockQuantized",
+        [data, index, graph.weight(f"{name}.scale", scales)],
+        domain="com.microsoft",
+        bits=8,
+        block_size=BLOCK,
+        gather_axis=0,
+        quantize_axis=1,
+    )

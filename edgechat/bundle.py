@@ -116,6 +116,11 @@ class Bundle:
     folder: Path
     manifest: Manifest
 
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the manifest, which holds the checksums of all other files."""
+        return sha256(self.folder / MANIFEST)
+
     def path(self, name: str) -> Path:
         return self.folder / name
 

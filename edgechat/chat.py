@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from edgechat.bundle import Bundle, load_bundle
-from edgechat.errors import EdgechatError, SettingsError
+from edgechat.cache_map import MappedTurn, map_cache
+from edgechat.errors import EdgechatError, SessionError, SettingsError
 from edgechat.runtime.conversation import Conversation, Reply, Usage
 from edgechat.runtime.kv_cache import KVCache
+from edgechat.runtime.memory import Memory
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.sampling import Sampler, SamplingSettings
+from edgechat.runtime.session_file import load_state, save_state
+from edgechat.runtime.state import State, capture, restore
 from edgechat.runtime.text import TextCodec
-from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
+from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, make_archive
+from edgechat.validate import build
+from edgechat.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from edgechat.runtime.onnx_engine import OnnxEngine
 
 __all__ = ["Chat", "Reply", "SamplingSettings", "Usage"]
 
@@ -29,15 +40,32 @@ class Chat:
     Each turn feeds only what the model has not read yet. Not thread-safe, except ``cancel``.
     """
 
-    def __init__(self, bundle: Bundle, settings: Settings, capacity: int, system: str | None):
+    def __init__(
+        self,
+        bundle: Bundle,
+        settings: Settings,
+        capacity: int,
+        system: str | None,
+        engine: OnnxEngine | None = None,
+    ) -> None:
         from edgechat.runtime.onnx_engine import OnnxEngine
 
         self.settings = settings
+        self._bundle, self._capacity = bundle, capacity
         self._codec = TextCodec(bundle)
-        self._engine = OnnxEngine(bundle, capacity, threads=settings.threads)
-        cache = KVCache(self._engine, make_policy(settings.policy, settings.sinks))
+        policy = make_policy(settings.policy, settings.sinks, settings.keys)
+        self._engine = engine or OnnxEngine(
+            bundle,
+            capacity,
+            threads=settings.threads,
+            importance=policy.needs_importance or settings.recalls,
+        )
+        memory = Memory(make_archive(bundle, settings)) if settings.recalls else None
         self._conversation = Conversation(
-            cache, self._codec, _checked_text(system, "the system prompt")
+            KVCache(self._engine, policy, memory, self._codec.marks),
+            self._codec,
+            _checked_text(system, "the system prompt"),
+            settings.upkeep(),
         )
         self._sampler = Sampler(settings.sampling, self._codec.size)
         self._closed = False
@@ -52,6 +80,8 @@ class Chat:
         window: int | None = None,
         sinks: int | None = None,
         policy: str | None = None,
+        recall_blocks: int | None = None,
+        archive_folder: str | Path | None = None,
         threads: int | None = None,
         max_tokens: int | None = None,
         sampling: SamplingSettings | None = None,
@@ -59,24 +89,95 @@ class Chat:
     ) -> Chat:
         """Load a bundle folder.
 
-        ``profile`` names a profile or a YAML file; what is given beside it overrides it.
-        ``verify`` compares every file with its checksum first. Raises BundleError,
-        ProfileError, SettingsError or EngineError, each with the remedy.
+        ``profile`` names a profile, a YAML file, or several joined by commas (later ones win);
+        what is given beside it overrides it. ``verify`` compares every file with its checksum
+        first. Raises BundleError, ProfileError, SettingsError, EngineError or ArchiveError, each
+        with the remedy.
         """
         settings = load_profile(profile).override(
             cache_window=window,
             sinks=sinks,
             policy=policy,
+            recall_blocks=recall_blocks,
+            archive_folder=None if archive_folder is None else str(archive_folder),
             threads=threads,
             max_tokens=max_tokens,
             sampling=sampling,
         )
-        make_policy(settings.policy, settings.sinks)  # refuse an unknown one before loading
         loaded = load_bundle(bundle)
-        capacity = settings.capacity(loaded.manifest.max_capacity, window is not None)
+        capacity = settings.slots(loaded.manifest.max_capacity, window is not None)
         if verify:
             loaded.verify()
-        return cls(loaded, settings, capacity, system)
+        chat = cls(loaded, settings, capacity, system)
+        if settings.prefill_optimization:
+            warm_up(chat._conversation, loaded)
+        return chat
+
+    @classmethod
+    def load(
+        cls,
+        bundle: str | Path,
+        path: str | Path,
+        *,
+        archive_folder: str | Path | None = None,
+        threads: int | None = None,
+        max_tokens: int | None = None,
+        sampling: SamplingSettings | None = None,
+        verify: bool = True,
+    ) -> Chat:
+        """Go on with a conversation that ``save`` wrote, with the settings it had.
+
+        Raises SessionError when the file is missing, damaged or of another bundle.
+        """
+        loaded = load_bundle(bundle)
+        if verify:
+            loaded.verify()
+        state = load_state(Path(path), loaded.identity)
+        try:
+            settings = build(Settings, state.facts["settings"]).override(
+                archive_folder=None if archive_folder is None else str(archive_folder),
+                threads=threads,
+                max_tokens=max_tokens,
+                sampling=sampling,
+            )
+            chat = cls(loaded, settings, state.facts["capacity"], None)
+            restore(chat._conversation, state)
+            if sampling is None:
+                chat._sampler.state = state.facts["sampler"]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise SessionError(f"{path} is no session of this edgechat ({error!r}).") from None
+        return chat
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation, its cache and its archive to one file.
+
+        The file appears complete or not at all; an old one of the same name is replaced. Raises
+        SessionError when it cannot be written.
+        """
+        self._check_open()
+        save_state(Path(path), self._state(), self._bundle.identity)
+
+    def fork(self) -> Chat:
+        """A second chat that goes on from here by itself: same weights in memory, own cache,
+        archive and history."""
+        self._check_open()
+        other = Chat(self._bundle, self.settings, self._capacity, None, self._engine.sibling())
+        state = self._state()
+        restore(other._conversation, state)
+        other._sampler.state = state.facts["sampler"]
+        return other
+
+    def _state(self) -> State:
+        state = capture(self._conversation)
+        state.facts["settings"] = dataclasses.asdict(self.settings)
+        state.facts["capacity"] = self._capacity
+        state.facts["sampler"] = self._sampler.state
+        state.facts["bundle_name"] = self._bundle.manifest.name
+        return state
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EdgechatError("this chat is closed; open a new one.")
 
     def stream(
         self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()
@@ -86,8 +187,7 @@ class Chat:
         The reply ends at the model's own end token, at ``max_tokens`` tokens, or before the
         first of the strings ``stop``. Stopping the iteration keeps what came so far.
         """
-        if self._closed:
-            raise EdgechatError("this chat is closed; open a new one.")
+        self._check_open()
         if _checked_text(text, "the message") is None:
             raise TypeError("the message is a str, not None")
         if isinstance(stop, str) or not all(isinstance(s, str) for s in stop):
@@ -104,6 +204,49 @@ class Chat:
         reply = self.reply
         assert reply is not None
         return reply
+
+    def edit(self, turn: int, text: str) -> None:
+        """Change what turn number ``turn`` of ``history`` says, user's or model's.
+
+        Read with the next message: in place when the change is a small part of the conversation
+        (``delta_threshold``), else with all that follows.
+        """
+        checked = _checked_text(text, "the text")
+        if checked is None or type(turn) is not int:
+            raise TypeError("edit takes the number of a turn and a str")
+        self._conversation.edit(turn, checked)
+
+    def undo(self) -> str:
+        """Take back the last message and its reply; returns the message."""
+        return self._conversation.undo()
+
+    def regenerate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
+        """Answer the last message again; only the reply is computed."""
+        return self.say(self.undo(), max_tokens=max_tokens, stop=stop)
+
+    def pin(self, text: str) -> None:
+        """Keep ``text`` before the model for ever, as a line of the system prompt.
+
+        CapacityError when system prompt and pins would take more than half of the cache.
+        """
+        checked = _checked_text(text, "the text")
+        if not checked:
+            raise TypeError("pin takes a str that is not empty")
+        self._conversation.pin(checked)
+
+    def unpin(self, text: str) -> None:
+        """Take back a ``pin``; SettingsError when there is none of that text."""
+        self._conversation.unpin(text)
+
+    @property
+    def pins(self) -> list[str]:
+        """What was pinned and is still."""
+        return list(self._conversation.pins)
+
+    def cache_map(self) -> list[MappedTurn]:
+        """The conversation as the cache sees it: every token with what it is now."""
+        self._conversation.finish()
+        return map_cache(self._conversation)
 
     @property
     def reply(self) -> Reply | None:
@@ -150,6 +293,9 @@ class Chat:
         """Free the model and the cache."""
         self._conversation.finish()
         self._closed = True
+        memory = self._conversation.cache.memory
+        if memory is not None:
+            memory.archive.close()
         self._engine.close()
 
     def __enter__(self) -> Chat:

@@ -35,3 +35,11 @@ class ProfileError(EdgechatError):
 
 class SettingsError(EdgechatError):
     """An option has a value that makes no sense."""
+
+
+class ArchiveError(EdgechatError):
+    """The archive's file cannot be written or read."""
+
+
+class SessionError(EdgechatError):
+    """A session file is missing, damaged or belongs to another bundle."""

@@ -68,8 +68,13 @@ class Reader:
     """Reads text with one bundle and yields the logits of every position."""
 
     def __init__(self, bundle: Bundle, settings: Settings, capacity: int) -> None:
-        self._engine = OnnxEngine(bundle, capacity, threads=settings.threads)
-        self._policy = make_policy(settings.policy, settings.sinks)
+        self._policy = make_policy(settings.policy, settings.sinks, settings.keys)
+        self._engine = OnnxEngine(
+            bundle,
+            capacity,
+            threads=settings.threads,
+            importance=self._policy.needs_importance,
+        )
 
     def read(self, ids: Ids) -> Iterator[Logits]:
         """Logits of successive chunks, [S, V], from an empty cache."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 from pathlib import Path
 
 from edgechat.errors import SettingsError
@@ -21,3 +23,27 @@ def read_text(path: Path) -> str:
         raise SettingsError(f"{path} is not UTF-8 text ({error}).") from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def remove_leftovers(target: Path) -> None:
+    """Tidy up after a killed writer of ``target``, whose temporary neighbours are called
+    ``.NAME.partial-PID``; an old one moved aside (``.NAME.partial-old-PID``) comes back."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        if _is_running(path.name.rsplit("-", 1)[1]):
+            continue
+        if path.name.startswith(f".{target.name}.partial-old-") and not target.exists():
+            path.rename(target)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -7,29 +7,66 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import yaml
 
+from edgechat.bundle import Bundle
 from edgechat.errors import ProfileError, SettingsError
 from edgechat.paths import read_text
+from edgechat.runtime.archive import BLOCK, Archive
+from edgechat.runtime.policies import POLICIES
 from edgechat.runtime.sampling import SamplingSettings
+from edgechat.runtime.upkeep import Upkeep
 from edgechat.validate import Invalid, build
 
 DEFAULT_PROFILE = "chat"
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "policy": POLICIES,
+    "kv": (None, "fp32", "int8"),
+    "coherence_check": ("off", "report", "retry"),
+}
+WHOLE = (
+    "sinks",
+    "archive_mib",
+    "recall_blocks",
+    "pinned_questions",
+    "cache_purge_interval",
+    "history_summary",
+    "max_tokens",
+)
 
 
 @dataclass(frozen=True)
 class Settings:
     """A profile's content.
 
-    ``cache_window``: recent tokens kept; ``sinks``: first tokens always kept; ``policy``: window
-    (bounded for ever) or full (stops at the bundle's capacity); ``threads``: None uses the cores
-    this process may run on; ``max_tokens``: longest reply.
+    ``policy``: key (sinks, key tokens and a window), window (sinks and a window; both go on for
+    ever) or full (stops at the bundle's capacity). ``cache_window``: tokens the cache holds
+    besides the ``sinks`` first ones; ``key_token_ratio``: part of it that key tokens may take.
+    ``capacity``: most tokens the device should hold, ``kv``: the KV precision it should have
+    (fp32 or int8): both are what export takes, and a longer window shrinks.
+    ``archive_mib``: disk space for evicted blocks (0: forget them), in ``archive_folder`` (the
+    system's temporary one). ``prefill_optimization``: keep the system prompt's keys and values on
+    disk for the next start. ``threads``: None uses the cores this process may run on;
+    ``max_tokens``: longest reply. The rest: :class:`~edgechat.runtime.conversation.Upkeep`.
     """
 
     description: str = ""
-    policy: str = "window"
+    policy: str = "key"
     cache_window: int = 1536
+    key_token_ratio: float = 0.2
     sinks: int = 4
+    capacity: int | None = None
+    kv: str | None = None
+    archive_mib: int = 1024
+    archive_folder: str | None = None
+    recall_blocks: int = 4
+    pinned_questions: int = 3
+    delta_threshold: float = 0.1
+    cache_purge_interval: int = 0
+    prefill_optimization: bool = False
+    coherence_check: str = "off"
+    history_summary: int = 0
     threads: int | None = None
     max_tokens: int = 512
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -37,12 +74,22 @@ class Settings:
     def __post_init__(self) -> None:
         if self.cache_window < 16:
             raise SettingsError(f"the window must be at least 16 tokens, not {self.cache_window}.")
-        if self.sinks < 0:
-            raise SettingsError(f"sinks must be 0 or more, not {self.sinks}.")
+        if self.capacity is not None and self.capacity < 16:
+            raise SettingsError(f"capacity must be at least 16 tokens, not {self.capacity}.")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                shown = ", ".join(str(k) for k in known if k is not None)
+                raise SettingsError(f"{name} {getattr(self, name)!r} is unknown; choose {shown}.")
+        for name in ("key_token_ratio", "delta_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingsError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
+        for name in WHOLE:
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+        if self.recall_blocks > 256:
+            raise SettingsError(f"recall_blocks must be at most 256, not {self.recall_blocks}.")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise SettingsError(f"threads must be between 1 and 1024, not {self.threads}.")
-        if self.max_tokens < 0:
-            raise SettingsError(f"max tokens must be 0 or more, not {self.max_tokens}.")
 
     def override(self, **values: object) -> Settings:
         """A copy with the values that are not None replaced; sampling fields go inside."""
@@ -52,11 +99,25 @@ class Settings:
         sampling = dataclasses.replace(base, **{k: given.pop(k) for k in inner})  # type: ignore[type-var]
         return dataclasses.replace(self, sampling=sampling, **given)  # type: ignore[arg-type]
 
-    def capacity(self, most: int, window_asked: bool) -> int:
+    @property
+    def keys(self) -> int:
+        """Key tokens the cache holds at most, of a window of ``cache_window``."""
+        return int(self.key_token_ratio * self.cache_window)
+
+    @property
+    def recalls(self) -> bool:
+        return self.policy != "full" and self.archive_mib > 0 and self.recall_blocks > 0
+
+    def upkeep(self) -> Upkeep:
+        return Upkeep(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Upkeep)})
+
+    def slots(self, most: int, window_asked: bool) -> int:
         """Slots of the KV cache for a bundle that allows ``most``.
 
         A profile's window shrinks to fit; one the user asked for is refused when it does not.
         """
+        if self.capacity is not None and not window_asked:
+            most = min(most, self.capacity)
         if self.policy == "full" and not window_asked:
             return most
         wanted = self.cache_window + self.sinks
@@ -72,13 +133,34 @@ class Settings:
         return min(wanted, most)
 
 
+def make_archive(bundle: Bundle, settings: Settings) -> Archive:
+    """The archive ``settings`` ask for, for the KV cache of ``bundle``."""
+    dims = bundle.manifest.dims
+    folder = None if settings.archive_folder is None else Path(settings.archive_folder)
+    return Archive(
+        (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim),
+        np.dtype(bundle.manifest.kv_dtype),
+        dims.hidden_size,
+        folder,
+        settings.archive_mib << 20,
+    )
+
+
 def profile_names() -> list[str]:
     folder = resources.files("edgechat.profiles")
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
-def load_profile(name: str) -> Settings:
-    """The profile ``name``, or a ``.yaml`` file's; ProfileError for unknown names and keys."""
+def load_profile(names: str) -> Settings:
+    """The profile called ``names``, or a ``.yaml`` file's; of several, joined by commas, later
+    ones win (``npc,small-cpu``). ProfileError for unknown names, keys and values."""
+    values: dict[str, object] = {}
+    for name in names.split(","):
+        values.update(_read_profile(name.strip()))
+    return _build(values, f"profile {names}")
+
+
+def _read_profile(name: str) -> dict[str, object]:
     if name.endswith((".yaml", ".yml")):
         path, text = name, _read(Path(name))
     else:
@@ -90,12 +172,22 @@ def load_profile(name: str) -> Settings:
         path = f"profile {name}"
         text = (resources.files("edgechat.profiles") / f"{name}.yaml").read_text(encoding="utf-8")
     try:
-        return build(Settings, yaml.safe_load(text))
-    except (Invalid, SettingsError) as error:
-        raise ProfileError(f"{path} is not valid: {error}") from None
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = str(error).replace("\n", " ")
         raise ProfileError(f"{path} is not valid YAML ({reason}).") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ProfileError(f"{path} holds a value that cannot be read ({error}).") from None
+    _build(values, path)  # so that an error names this file
+    assert isinstance(values, dict)
+    return values
+
+
+def _build(values: object, path: str) -> Settings:
+    try:
+        return build(Settings, values)
+    except (Invalid, SettingsError) as error:
+        raise ProfileError(f"{path} is not valid: {error}") from None
     except (ValueError, RecursionError, OverflowError) as error:
         raise ProfileError(f"{path} holds a value that cannot be read ({error}).") from None
 

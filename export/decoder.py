@@ -8,7 +8,7 @@ from edgechat.export.dialects.base import Dialect
 from edgechat.export.spec import AnyLinear, DecoderSpec, Weights
 
 Progress = Callable[[int], None]
-HIDDEN_DEPTH = 2 / 3  # of the layers: where the hidden state tells best what a text is about
+HIDDEN_DEPTH = 0.45  # of the layers: where the hidden state tells best what a text is about
 
 
 def build_decoder(

@@ -37,6 +37,7 @@ from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, Ids
+from edgechat.paths import remove_leftovers
 
 PRECISIONS = ("int8", "int8-weight", "fp32")
 KV_PRECISIONS = ("fp32", "int8")
@@ -210,7 +211,7 @@ def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
     target = target.absolute()
     if target.is_symlink():
         raise BundleError(f"{target} is a link; name the folder itself with -o.")
-    _remove_leftovers(target)
+    remove_leftovers(target)
     if target.exists() and not overwrite:
         raise BundleError(f"{target} exists; choose another -o or pass --overwrite.")
     if target.exists() and not (target / "edgechat.json").is_file():
@@ -248,24 +249,3 @@ def _swap(temporary: Path, target: Path) -> None:
             old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Tidy up after a killed export of the same bundle; an old bundle moved aside comes back."""
-    for path in target.parent.glob(f".{target.name}.partial-*"):
-        if _is_running(path.name.rsplit("-", 1)[1]):
-            continue
-        if path.name.startswith(f".{target.name}.partial-old-") and not target.exists():
-            path.rename(target)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgechat.errors import CapacityError, EdgechatError
+from edgechat.errors import CapacityError, EdgechatError, SettingsError
+from edgechat.runtime.coherence import Coherence, looks_coherent
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.sampling import PENALTY_WINDOW, Sampler
+from edgechat.runtime.slots import Ranges
 from edgechat.runtime.stop_strings import StopStrings
-from edgechat.runtime.text import Ids, TextCodec, Turn
+from edgechat.runtime.summary import evicted_turns, write_summary
+from edgechat.runtime.text import Prompt, TextCodec, Turn
 from edgechat.runtime.transcript import Transcript
+from edgechat.runtime.upkeep import Upkeep
 
 
 @dataclass
@@ -23,7 +27,7 @@ class Usage:
 
     ``fed_tokens``: prompt tokens computed for this turn; ``reused_tokens``: prompt tokens whose
     KV was computed in an earlier turn (evicted since or not); ``evicted_tokens``: slots dropped
-    during the turn; ``recalled_tokens``: slots brought back (0: recall is not built yet);
+    during the turn; ``recalled_tokens``: slots brought back from the archive;
     ``first_token_seconds``: from the call to the first token; ``tokens_per_second``: decode speed
     after the first token, as the reader of the stream sees it.
     """
@@ -39,11 +43,13 @@ class Usage:
 
 @dataclass
 class Reply:
-    """A finished reply. ``finish_reason`` is stop, length or cancelled."""
+    """A finished reply. ``finish_reason`` is stop, length or cancelled; ``coherence`` is there
+    when it was checked."""
 
     text: str
     usage: Usage
     finish_reason: str
+    coherence: Coherence | None = None
 
 
 @dataclass
@@ -59,15 +65,26 @@ class _Generation:
 class Conversation:
     """Not thread-safe, except for ``cancel``."""
 
-    def __init__(self, cache: KVCache, codec: TextCodec, system: str | None = None) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        codec: TextCodec,
+        system: str | None = None,
+        upkeep: Upkeep | None = None,
+    ) -> None:
         self.cache, self.codec = cache, codec
+        self.upkeep = upkeep or Upkeep()
         self.transcript = Transcript()
         self.turns: list[Turn] = []
+        self.pins: list[str] = []
+        self.summary = ""
+        self.summarised = 0  # leading turns that the summary tells
+        self.answered = 0
         self.last: Reply | None = None
-        self._cancelled = False
-        self._read = 0  # tokens at the front of the next prompt that some turn has read
-        self._active: Generator[str, None, None] | None = None
+        self.read = 0  # tokens at the front of the next prompt that some turn has read
         self.system = system
+        self._cancelled = False
+        self._active: Generator[str, None, None] | None = None
 
     def cancel(self) -> None:
         """End the reply in progress after the current step; safe from signals and threads."""
@@ -77,7 +94,8 @@ class Conversation:
         """Forget all turns. What the next prompt shares with the old (the system prompt) stays."""
         self.finish()
         self.turns.clear()
-        self._read = 0
+        self.read = self.summarised = 0
+        self.summary = ""
         self.last = None
         if self.codec.template is not None:
             self.codec.template.restart()
@@ -107,20 +125,95 @@ class Conversation:
                 ) from None
             self._active = None
 
+    def edit(self, turn: int, text: str) -> None:
+        """Change what was said in ``turn`` (a place in ``turns``); takes effect with the next
+        message."""
+        self.finish()
+        if not -len(self.turns) <= turn < len(self.turns):
+            raise SettingsError(
+                f"there is no turn {turn}: the conversation has {len(self.turns)}, from 0 on."
+            )
+        self.turns[turn] = Turn(self.turns[turn].role, text)
+
+    def undo(self) -> str:
+        """Take back the last message and its reply; returns the message."""
+        self.finish()
+        if len(self.turns) < 2:
+            raise SettingsError("there is nothing to undo: nothing was said yet.")
+        question = self.turns[-2].content
+        del self.turns[-2:]
+        self.summarised = min(self.summarised, len(self.turns))
+        self.last = None
+        return question
+
+    def pin(self, text: str) -> None:
+        """Add ``text`` to what the model always has before it; CapacityError if it cannot fit."""
+        self.finish()
+        self.pins.append(text)
+        try:
+            self._check_system()
+        except EdgechatError:
+            self.pins.pop()
+            raise
+
+    def unpin(self, text: str) -> None:
+        if text not in self.pins:
+            raise SettingsError(f"{text!r} is not pinned.")
+        self.pins.remove(text)
+
+    def system_turns(self) -> list[Turn]:
+        """The system prompt with pins and summary behind it, as a turn, if there is any."""
+        parts = [self.system, *self.pins, self.summary]
+        given = [part for part in parts if part]
+        if not given and self.system is None:
+            return []
+        return [Turn("system", "\n".join(given))]
+
+    def prompt(self, more: Sequence[Turn] = ()) -> Prompt:
+        """The whole conversation, system turn first, as the model should read it."""
+        return self.codec.prompt([*self.system_turns(), *self.turns, *more])
+
+    def warm_up(self) -> None:
+        """Read the system prompt before the first message comes."""
+        if self.turns or len(self.transcript):
+            return
+        ids = self.codec.system_ids(self.system_turns())
+        if len(ids):
+            self.cache.pin([(0, self._check_system())])
+            self.cache.feed(ids)
+            self.transcript.append(ids)
+
     def _answer(
         self, text: str, sampler: Sampler, max_tokens: int, stop: Sequence[str]
     ) -> Generator[str, None, None]:
         started = time.perf_counter()
         question = Turn("user", text)
-        prompt = self.codec.prompt([*self._system_turns(), *self.turns, question])
+        prompt = self.prompt([question])
         usage, evicted = Usage(), self.cache.evicted
         logits = self._feed(prompt, usage)
-        generation = _Generation()
+        generation, coherence = _Generation(), None
+        retry = self.upkeep.coherence_check == "retry"
         try:
             if logits is not None:
-                yield from self._generate(
+                pieces = self._generate(
                     logits, sampler, max_tokens, stop, generation, usage, started
                 )
+                if not retry:
+                    yield from pieces
+                else:  # what is shown cannot be taken back, so it waits for the check
+                    for _ in pieces:
+                        pass
+                coherence = self._check(prompt, generation)
+                if retry and coherence is not None and not coherence.ok:
+                    generation = _Generation()
+                    logits = self._feed(prompt, usage, again=True)
+                    if logits is not None:
+                        yield from self._generate(
+                            logits, sampler, max_tokens, stop, generation, usage, started
+                        )
+                        coherence = self._check(prompt, generation)
+                elif retry:
+                    yield from generation.parts
         finally:
             reply = "".join(generation.parts)
             if logits is not None:
@@ -128,33 +221,126 @@ class Conversation:
                 if not generation.complete:  # the model must not remember what nobody saw
                     ids = self.codec.reply_ids(ids, reply)
                 self.turns += [question, Turn("assistant", reply, ids)]
+                self.answered += 1
             usage.reply_tokens = len(generation.ids)
             usage.evicted_tokens = self.cache.evicted - evicted
-            self.last = Reply(reply, usage, generation.finish)
+            self.last = Reply(reply, usage, generation.finish, coherence)
+        if logits is not None:
+            self._keep_up()
 
-    def _system_turns(self) -> list[Turn]:
-        return [] if self.system is None else [Turn("system", self.system)]
+    def _check_system(self) -> int:
+        """Tokens of the system turn; CapacityError when they leave too little of the cache."""
+        count = self.codec.system_tokens(self.system_turns())
+        most = self.cache.engine.capacity // 2
+        if self.cache.policy.evicts and count > most:
+            raise CapacityError(
+                f"the system prompt and what is pinned take {count:,} tokens, more than half of "
+                f"the KV cache of {self.cache.engine.capacity:,}; shorten them or use a larger "
+                "window."
+            )
+        return count
 
-    def _feed(self, prompt: Ids, usage: Usage) -> Logits | None:
-        """Bring the cache to the end of ``prompt``; returns the logits for the first token."""
-        cache = self.cache
-        pinned = min(self.codec.system_tokens(self._system_turns()), len(prompt) - 1)
-        cache.pin(pinned)
-        common = cache.rewind(min(self.transcript.common_prefix(prompt), len(prompt) - 1))
-        read_before = min(self._read, len(prompt) - 1)
+    def _pinned(self, prompt: Prompt, system: int) -> Ranges:
+        """Token ranges that stay: the system turn, and the user's last questions while they
+        take at most a quarter of the cache."""
+        ranges: Ranges = [(0, min(system, len(prompt.ids) - 1))]
+        left = self.cache.engine.capacity // 4
+        roles = [t.role for t in [*self.system_turns(), *self.turns]] + ["user"]
+        spans = [s for s, role in zip(prompt.spans, roles, strict=False) if role == "user" and s]
+        for start, stop in reversed(spans[len(spans) - self.upkeep.pinned_questions :]):
+            left -= stop - start
+            if left < 0:
+                break
+            ranges.append((start, stop))
+        return ranges
+
+    def _feed(self, prompt: Prompt, usage: Usage, again: bool = False) -> Logits | None:
+        """Bring the cache to the end of ``prompt``; returns the logits for the first token.
+
+        ``again``: the reply that followed was no good; recall twice as much this time.
+        """
+        cache, ids = self.cache, prompt.ids
+        system = self._check_system()
+        read_before = min(self.read, len(ids) - 1)
+        question, turn = _question(prompt)
+        edit = self._edit(ids, usage)
+        common = min(self.transcript.common_prefix(ids), len(ids) - 1)
+        if again:
+            common = min(common, question[1])
+        common = cache.rewind(common, edit is not None and not again)
         self.transcript.truncate(common)
-        cache.require_room(len(prompt) - common)
+        cache.turns = prompt.starts
+        cache.pin(self._pinned(prompt, system))
+        cache.require_room(len(ids) - common)
         skipped = 0
         if read_before - common > cache.engine.capacity:  # a long history would be read again
-            if common < pinned:
-                cache.feed(prompt[common:pinned])
-            skipped = cache.skip(read_before)
-        logits = cache.feed(prompt[cache.fed :], cancelled=lambda: self._cancelled)
-        self.transcript.append(prompt[common : cache.fed])
-        usage.reused_tokens, usage.fed_tokens = common, cache.fed - common - skipped
+            if common < system:
+                cache.feed(ids[common:system])
+            if edit is not None and edit[0] >= cache.fed:
+                skipped += cache.skip(edit[0])
+                cache.feed(ids[edit[0] : edit[1]])
+            skipped += cache.skip(read_before - cache.room)
+        before = cache.fed
+        logits: Logits | None = None
+        blocks = self.upkeep.recall_blocks * (2 if again else 1)
+        if cache.remembers and blocks and (cache.fed <= turn or again):
+            stop = min(question[1], len(ids) - 1)
+            if cache.fed < stop:
+                logits = cache.feed(ids[cache.fed : stop], cancelled=lambda: self._cancelled)
+            if cache.fed == stop:
+                about = cache.text_mean(*question)
+                if about is not None:
+                    usage.recalled_tokens += cache.recall(about, blocks, turn)
+        if cache.fed == before or logits is not None:
+            logits = cache.feed(ids[cache.fed :], cancelled=lambda: self._cancelled)
+        self.transcript.append(ids[common : cache.fed])
+        usage.reused_tokens = common - usage.fed_tokens
+        usage.fed_tokens += cache.fed - common - skipped
         if logits is not None:
-            self._read = len(prompt)
+            self.read = len(ids)
         return logits
+
+    def _edit(self, ids: np.ndarray, usage: Usage) -> tuple[int, int] | None:
+        """Where ``ids`` changed what the transcript says in its middle: (start, stop) in ``ids``.
+
+        A small change is read in place, and what follows keeps its keys and values.
+        """
+        edit = self.transcript.find_edit(ids)
+        if edit is None:
+            return None
+        start, stop, new_stop = edit
+        cache, changed = self.cache, max(stop, new_stop) - start
+        if (
+            changed <= self.upkeep.delta_threshold * len(self.transcript)
+            and changed <= cache.engine.capacity // 2
+            and cache.policy.evicts
+        ):
+            cache.make_room(new_stop - start)
+            cache.splice(start, stop, ids[start:new_stop])
+            self.transcript.splice(start, stop, ids[start:new_stop])
+            usage.fed_tokens += new_stop - start
+        elif cache.memory is not None:
+            cache.memory.archive.replace(start, stop, new_stop - stop)
+        return start, new_stop
+
+    def _check(self, prompt: Prompt, generation: _Generation) -> Coherence | None:
+        if self.upkeep.coherence_check == "off":
+            return None
+        asked = self.cache.pins[1:] or [_question(prompt)[0]]
+        return looks_coherent(self.cache, generation.ids, asked, len(prompt.ids))
+
+    def _keep_up(self) -> None:
+        """Between turns: what would otherwise delay the next one."""
+        interval = self.upkeep.cache_purge_interval
+        if interval and self.answered % interval == 0:
+            self.cache.purge()
+        if self.upkeep.history_summary:
+            spans = self.prompt().spans[len(self.system_turns()) :]
+            end = evicted_turns(self.cache, spans, self.summarised, self.upkeep.history_summary)
+            if end > self.summarised:
+                told = self.turns[self.summarised : end]
+                self.summary = write_summary(self.cache, self.codec, told, self.summary)
+                self.summarised = end
 
     def _generate(
         self,
@@ -203,3 +389,12 @@ class Conversation:
             yield rest
         out.complete = not stops.found
         out.finish = "stop" if stops.found else finish
+
+
+def _question(prompt: Prompt) -> tuple[tuple[int, int], int]:
+    """The last message's tokens (start, stop), and where its turn starts."""
+    span = prompt.spans[-1] if prompt.spans else None
+    if span is None:
+        end = len(prompt.ids)
+        return (end - 1, end), end - 1
+    return span, prompt.starts[-1]

@@ -38,6 +38,7 @@ class Engine(Protocol):
     rows: int
     capacity: int
     vocab_size: int
+    hidden_size: int
     first_alone: bool
     """Whether the first token of a text should be a step of its own: it has activations hundreds
     of times above all others, and spoils the scale it shares with them in an int8 step."""

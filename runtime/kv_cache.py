@@ -1,38 +1,55 @@
-"""One conversation's bounded KV cache: feeds tokens, evicts in chunks, rewinds."""
+"""One conversation's bounded KV cache: feeds tokens, evicts in chunks, recalls, rewinds, edits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgechat.errors import CapacityError
 from edgechat.runtime.engine import Engine, Logits
+from edgechat.runtime.importance import HALF_LIFE
+from edgechat.runtime.memory import Memory
 from edgechat.runtime.policies import Policy
-from edgechat.runtime.slots import SlotTable
+from edgechat.runtime.slots import Ranges, SlotTable, inside
 
 Ids = NDArray[np.int64]
 PREFILL_CHUNK = 256  # tokens a step: the fastest; longer ones waste attention above the diagonal
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
+FIRST_TOKENS = 4  # of a text: their activations are unlike all others and say nothing
+COMMON = 8192  # ids whose logits stand for all in a surprisal, as in the graph
 
 
 class KVCache:
     """Keeps the slots of row 0 of ``engine`` in step with a transcript.
 
-    ``fed`` counts the transcript tokens that were fed so far; some of them may be evicted.
+    ``fed`` counts the transcript tokens that were fed so far; some of them may be evicted. With a
+    ``memory``, what is evicted goes there and can be recalled. ``marks`` are ids that are not text
+    (the template's).
     """
 
-    def __init__(self, engine: Engine, policy: Policy) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        memory: Memory | None = None,
+        marks: frozenset[int] = frozenset(),
+    ) -> None:
         if engine.rows != 1:
             raise ValueError("a KVCache keeps one conversation: it needs an engine with one row")
-        self.engine, self.policy = engine, policy
-        self.slots = SlotTable(engine.capacity)
+        self.engine, self.policy, self.memory = engine, policy, memory
+        self.slots = SlotTable(engine.capacity, engine.hidden_size if memory else 0)
         self.fed = 0
         self.evicted = 0
+        self.pins: Ranges = []
+        self.turns: list[int] = []  # transcript indices where turns start: no block crosses one
+        self._marks = np.array(sorted(marks), dtype=np.int64)
         self._evict = max(1, min(EVICT_CHUNK, engine.capacity // 4))
         self._lengths = np.zeros(1, dtype=np.int32)
         self._one = np.zeros((1, 1), dtype=np.int64)
+        self.logits: Logits | None = None  # [V] after the last token fed, None if not known
 
     @property
     def room(self) -> int:
@@ -54,10 +71,12 @@ class KVCache:
 
     def feed_chunks(self, ids: Ids, all_logits: bool = False) -> Iterator[Logits]:
         """As ``feed``, yielding each chunk's logits: [1, V], or [S, V] with ``all_logits``."""
+        if self.memory is not None:  # what is fed again is archived again
+            self.memory.archive.replace(self.fed, self.fed + len(ids), 0)
         done = 0
         while done < len(ids):
             if self.room == 0:
-                self._compact()
+                self.make_room(self._evict)
             most = 1 if self.slots.length == 0 and self.engine.first_alone else PREFILL_CHUNK
             count = min(len(ids) - done, self.room, most)
             yield self._step(ids[None, done : done + count], all_logits)
@@ -66,44 +85,49 @@ class KVCache:
     def feed_one(self, token: int) -> Logits:
         """Decode step: feed one token, return its logits [V] (a view)."""
         if self.slots.length == self.engine.capacity:
-            self._compact()
+            self.make_room(self._evict)
         self._one[0, 0] = token
         return np.asarray(self._step(self._one, False)[-1])
 
-    def rewind(self, fed: int) -> int:
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything to recall."""
+        return self.memory is not None and len(self.memory.archive) > 0
+
+    def rewind(self, fed: int, keep_archive: bool = False) -> int:
         """Forget the transcript from token ``fed`` on; returns how many tokens remain fed.
 
         When the token before ``fed`` is no longer cached, the near past is lost: everything is
         dropped, 0 is returned and the caller feeds again what it wants remembered.
+        ``keep_archive``: what the archive holds of later tokens is still true.
         """
+        if self.memory is not None and not keep_archive:
+            self.memory.archive.truncate(fed)
         index = self.slots.index
-        length = int(np.searchsorted(index, fed))
-        if length == 0 or index[length - 1] != fed - 1:
-            fed = length = 0
-        self.slots.truncate(length)
+        if fed and not (index == fed - 1).any():
+            fed = 0
+        self._drop(index >= fed)
+        if fed == 0:
+            self.slots.truncate(0)
+        if fed != self.fed:
+            self.logits = None
         self.fed = fed
         return fed
 
-    def pin(self, count: int) -> None:
-        """Never evict the first ``count`` tokens of the transcript; CapacityError if too many."""
-        if self.policy.evicts and count > self.engine.capacity // 2:
-            raise CapacityError(
-                f"the system prompt takes {count:,} tokens, more than half of the KV cache of "
-                f"{self.engine.capacity:,}; shorten it or use a larger window."
-            )
-        self.slots.pinned = count
+    def pin(self, ranges: Ranges) -> None:
+        """Never evict these transcript tokens; all others are free again."""
+        self.pins = ranges
+        self.slots.pin(ranges)
 
     def skip(self, end: int) -> int:
-        """Take transcript tokens as fed and evicted without reading them; returns how many.
-
-        For history up to token ``end`` that was read once and is no longer cached: of what is
-        left to feed, all but the newest that the cache has room for would be evicted again.
-        """
-        count = end - self.room - self.fed
+        """Take transcript tokens up to ``end`` as fed and evicted without reading them; returns
+        how many. For history that was read once and would only be evicted again."""
+        count = end - self.fed
         if not self.policy.evicts or count <= 0:
             return 0
         self.evicted += count
         self.fed += count
+        self.logits = None
         return count
 
     def require_room(self, count: int) -> None:
@@ -111,24 +135,157 @@ class KVCache:
         if not self.policy.evicts and count > self.room:
             raise CapacityError(
                 f"the message needs {count:,} tokens but the KV cache has room for {self.room:,} "
-                "and its policy 'full' evicts nothing; use the policy 'window' or start anew."
+                "and its policy 'full' evicts nothing; use the policy 'key' or start anew."
             )
+
+    def purge(self) -> None:
+        """Drop what was recalled and evict a chunk, so that the next turn need not."""
+        if self.policy.evicts:
+            self._drop(self.slots.recalled & ~self.slots.pinned)
+            self.make_room(self._evict)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """An empty cache without memory for something else; what it held comes back after."""
+        slots, kv = self.slots, self.engine.read(0, 0, self.slots.length)
+        kept = (self.fed, self.evicted, self.pins, self.turns, self.memory)
+        self.slots = SlotTable(self.engine.capacity)
+        self.fed, self.pins, self.turns, self.memory = 0, [], [], None
+        try:
+            yield
+        finally:
+            self.slots = slots
+            self.fed, self.evicted, self.pins, self.turns, self.memory = kept
+            self.engine.write(0, 0, kv, 0)
+            self.logits = None
+
+    def make_room(self, count: int) -> None:
+        """Evict until ``count`` slots are free; CapacityError when too little may leave."""
+        if self.room >= count:
+            return
+        kept = self.policy(self.slots, self.engine.capacity - count)
+        if len(kept) > self.engine.capacity - count:
+            raise CapacityError(
+                f"sinks and pinned text take {len(kept):,} of the KV cache's "
+                f"{self.engine.capacity:,} tokens and leave no room for {count:,} more; use a "
+                "larger window or pin less."
+            )
+        gone = np.ones(self.slots.length, dtype=np.bool_)
+        gone[kept] = False
+        if self.memory is not None:
+            self.memory.store(self.engine, self.slots, gone, self.turns)
+        self._drop(gone)
+        self.evicted += int(gone.sum())
+
+    def splice(self, start: int, stop: int, ids: Ids) -> None:
+        """Put ``ids`` in place of transcript tokens ``start`` … ``stop - 1`` and keep what follows.
+
+        The tail's keys are rotated to their new places, but its tokens have read the old text.
+        The caller sees to it that the cache has room for ``ids``.
+        """
+        self._drop(inside(self.slots.index, [(start, stop)]))
+        later = np.flatnonzero(self.slots.index >= stop)
+        head = int(later[0]) if len(later) else self.slots.length
+        tail = self.slots.copy(head, self.slots.length)
+        kv = self.engine.read(0, head, self.slots.length - head)
+        fed, shift = self.fed, len(ids) - (stop - start)
+        self.slots.truncate(head)
+        self.fed, self.logits = start, None
+        if self.memory is not None:
+            self.memory.archive.replace(start, stop, shift)
+        done = 0
+        while done < len(ids):
+            count = min(PREFILL_CHUNK, len(ids) - done)
+            self._step(ids[None, done : done + count], False)
+            done += count
+        for name in ("index", "used"):
+            tail[name][tail[name] >= stop] += shift
+        self.engine.write(0, self.slots.length, kv, head)
+        self.slots.extend(tail)
+        self.fed, self.logits = fed + shift, None
+
+    def recall(self, query: NDArray[np.float32], most: int, turn: int) -> int:
+        """Put the archive's ``most`` best blocks for ``query`` [E] in front of transcript token
+        ``turn``, from which on everything is cached; returns how many tokens came back."""
+        if self.memory is None or most == 0:
+            return 0
+        blocks = self.memory.find(query, most, before=turn)
+        budget = (self.engine.capacity - (self.fed - turn)) // 2
+        total = 0
+        for place, block in enumerate(blocks):  # best first
+            total += block.stop - block.start
+            if total > budget:
+                blocks = blocks[:place]
+                break
+        if not blocks:
+            return 0
+        ranges = [(b.start, b.stop) for b in blocks]
+        self._drop(inside(self.slots.index, ranges) & ~self.slots.pinned)
+        count = sum(stop - start for start, stop in ranges)
+        self.make_room(count)
+        here = self.slots.length - int((self.slots.index >= turn).sum())
+        tail = self.slots.copy(here, self.slots.length)
+        kv = self.engine.read(0, here, self.slots.length - here)
+        self.slots.truncate(here)
+        for block in reversed(blocks):  # the best stands nearest to the question
+            self.engine.write(0, self.slots.length, block.kv, block.origin)
+            new = self.slots.append(block.start, block.stop - block.start)
+            self.slots.used[new] = self.fed
+            self.slots.surprisal[new] = block.surprisal
+            self.slots.archived[new] = self.slots.recalled[new] = True
+        self.engine.write(0, self.slots.length, kv, here)
+        self.slots.extend(tail)
+        self.slots.pin(self.pins)
+        return count
+
+    def text_mean(self, start: int, stop: int) -> NDArray[np.float32] | None:
+        """Mean hidden state [E] of the cached text among transcript tokens ``start`` …
+        ``stop - 1``; None without any."""
+        chosen = inside(self.slots.index, [(start, stop)]) & self.slots.content
+        if self.memory is None or not chosen.any():
+            return None
+        mean: NDArray[np.float32] = self.slots.hidden[chosen].mean(axis=0)
+        return mean
+
+    def _drop(self, gone: NDArray[np.bool_]) -> None:
+        if not gone.any():
+            return
+        kept = np.flatnonzero(~gone)
+        self.engine.compact(0, kept)
+        self.slots.keep(kept)
 
     def _step(self, tokens: Ids, all_logits: bool) -> Logits:
         count = tokens.shape[1]
+        first = self._surprisal(int(tokens[0, 0]))
         self._lengths[0] = self.slots.length
         logits: Logits = self.engine.step(tokens, self._lengths, all_logits)[0]
-        self.slots.append(self.fed, count)
+        self._note(tokens[0], first)
         self.fed += count
+        self.logits = logits[-1]
         return logits
 
-    def _compact(self) -> None:
-        before = self.slots.length
-        kept = self.policy(self.slots, before - self._evict)
-        if len(kept) >= before:
-            raise CapacityError(
-                f"nothing in the KV cache of {before:,} tokens may be evicted; use a larger window."
-            )
-        self.engine.compact(0, kept)
-        self.slots.keep(kept)
-        self.evicted += before - len(kept)
+    def _surprisal(self, token: int) -> float:
+        """-log p of ``token`` as the next one, as the graph reckons it; 0 where p is not known."""
+        logits = self.logits
+        if logits is None or self.engine.signals is None:
+            return 0.0
+        common = logits[:COMMON]
+        top = float(common.max())
+        partition = top + float(np.log(np.exp(common - top).sum()))
+        return max(0.0, partition - float(logits[token]))
+
+    def _note(self, tokens: Ids, first: float) -> None:
+        """Enter the tokens that were just fed into the slots."""
+        slots, signals = self.slots, self.engine.signals
+        new = slots.append(self.fed, len(tokens))
+        if self.pins:
+            slots.pinned[new] = inside(slots.index[new], self.pins)
+        if signals is None:
+            return
+        slots.mass[:] *= 0.5 ** (len(tokens) / HALF_LIFE)
+        slots.mass[:] += signals.attention_mass[0, : slots.length]
+        slots.surprisal[new.start] = first
+        slots.surprisal[new.start + 1 : new.stop] = signals.surprisal[0]
+        if self.memory is not None:
+            slots.hidden[new] = signals.hidden[0]
+            slots.content[new] = ~np.isin(tokens, self._marks) & (slots.index[new] >= FIRST_TOKENS)

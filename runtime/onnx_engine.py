@@ -36,8 +36,9 @@ class OnnxEngine:
     """See :class:`~edgechat.runtime.engine.Engine`.
 
     ``capacity`` is the number of slots a row holds; ``threads`` defaults to the usable cores;
-    ``importance`` fills ``signals``. Raises EngineError when ONNX Runtime cannot load the graph,
-    the memory is not there, or the bundle was exported without importance.
+    ``importance`` fills ``signals``; ``session`` is another engine's, to share. Raises
+    EngineError when ONNX Runtime cannot load the graph, the memory is not there, or the bundle
+    was exported without importance.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class OnnxEngine:
         rows: int = 1,
         threads: int | None = None,
         importance: bool = False,
+        session: Any = None,
     ) -> None:
         manifest = bundle.manifest
         if not 2 <= capacity <= manifest.max_capacity:
@@ -63,12 +65,17 @@ class OnnxEngine:
         self.signals: Signals | None = None
         self._importance = importance
         self.vocab_size = manifest.dims.vocab_size
+        self.hidden_size = manifest.dims.hidden_size
+        self.has_signals = manifest.has_importance
         self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers
         self._inv_freq = np.asarray(manifest.rotary.inv_freq, dtype=np.float64)
-        before = huge_pages.anonymous_regions()
-        self._session = _session(bundle, threads or usable_cores())
-        huge_pages.gather(before)
+        self._bundle = bundle
+        if session is None:
+            before = huge_pages.anonymous_regions()
+            session = _session(bundle, threads or usable_cores())
+            huge_pages.gather(before)
+        self._session = session
         dims = manifest.dims
         shape = (dims.num_layers, 2, rows, dims.num_kv_heads, capacity, dims.head_dim)
         _check_memory(manifest.kv_bytes_per_slot * capacity * rows)
@@ -78,7 +85,6 @@ class OnnxEngine:
             for layer in range(dims.num_layers)
             for i, kind in enumerate(("key", "value"))
         ]
-        self._hidden_size = dims.hidden_size if manifest.has_importance else None
         self._decode = _Binding(self, 1, False)
         self._prefill: _Binding | None = None
 
@@ -94,6 +100,16 @@ class OnnxEngine:
         if self._importance:
             self.signals = binding.signals
         return logits
+
+    def sibling(self) -> OnnxEngine:
+        """An engine with buffers of its own and the same weights in memory."""
+        return OnnxEngine(
+            self._bundle,
+            self.capacity,
+            self.rows,
+            importance=self._importance,
+            session=self._session,
+        )
 
     def compact(self, row: int, kept: Slots) -> None:
         moved = kept != np.arange(len(kept))
@@ -160,11 +176,11 @@ class _Binding:
             "output_index": self._index,
         }
         outputs = {"logits": self._logits}
-        if engine._hidden_size is not None:
+        if engine.has_signals:
             inputs["targets"] = self._targets
             self.signals = Signals(
                 surprisal=np.empty((rows, scored), dtype=np.float32),
-                hidden=np.empty((rows, count, engine._hidden_size), dtype=np.float32),
+                hidden=np.empty((rows, count, engine.hidden_size), dtype=np.float32),
                 attention_mass=np.empty((rows, engine.capacity), dtype=np.float32),
             )
             outputs.update(vars(self.signals))

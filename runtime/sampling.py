@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,15 @@ class Sampler:
         self.settings = settings
         self._vocab = vocab
         self._random = np.random.default_rng(settings.seed)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the random numbers stand: plain data."""
+        return dict(self._random.bit_generator.state)
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        self._random.bit_generator.state = value
 
     def sample(self, logits: NDArray[np.float32], recent: Sequence[int]) -> int:
         """The next token for ``logits`` [V]; ``recent`` are the last tokens, newest last."""

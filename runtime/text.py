@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,37 @@ class Turn:
     @property
     def message(self) -> Message:
         return {"role": self.role, "content": self.content}
+
+
+Span = tuple[int, int]
+
+
+@dataclass
+class Prompt:
+    """``ids`` [n]; ``spans``: the tokens of each turn's text (None where the template hides it);
+    ``starts``: tokens at which turns start, marks included."""
+
+    ids: Ids
+    spans: list[Span | None]
+    starts: list[int]
+
+
+@dataclass
+class _Piece:
+    """Text between replies; ``ends``: the character behind each token."""
+
+    text: str
+    ids: list[int]
+    ends: list[int]
+
+    def find(self, content: str, cursor: int) -> tuple[Span | None, int]:
+        """The tokens of ``content`` behind character ``cursor``, and the character behind it."""
+        wanted = content.strip()
+        place = self.text.find(wanted, cursor) if wanted else -1
+        if place < 0:
+            return None, cursor
+        end = place + len(wanted)
+        return (bisect_right(self.ends, place), bisect_left(self.ends, end) + 1), end
 
 
 class TextCodec:
@@ -59,7 +91,9 @@ class TextCodec:
             self.template = ChatTemplate(source, tokens.special)
         # Token ids of the text around replies, which repeats from turn to turn.
         self._system: tuple[list[str], int] | None = None
-        self._memo: dict[str, list[int]] = {}
+        self._memo: dict[str, _Piece] = {}
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.marks = frozenset(i for i, token in added.items() if token.special)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; special tokens written out in it count as such."""
@@ -70,13 +104,19 @@ class TextCodec:
 
     def encode_text(self, text: str) -> Ids:
         """Tokens of a whole text, with BOS in front where the tokenizer puts it."""
-        return self._with_bos(self.encode(text))
+        return np.asarray(self._with_bos(self.encode(text)), dtype=np.int64)
 
-    def _encode_behind(self, text: str) -> list[int]:
-        """Tokens of ``text`` in the middle of a text: SentencePiece puts a space in front else."""
-        anchor = self.encode("x")
-        both = self.encode("x" + text)
-        return both[len(anchor) :] if both[: len(anchor)] == anchor else self.encode(text)
+    def _encode_piece(self, text: str, behind: bool) -> _Piece:
+        """Tokens of template text; ``behind`` others, where SentencePiece must not put the space
+        it puts in front of a text."""
+        anchor = "x" if behind else ""
+        before = self.encode(anchor)
+        whole = self.tokenizer.encode(anchor + text, add_special_tokens=False)
+        if list(whole.ids[: len(before)]) != before:
+            anchor, before = "", []
+            whole = self.tokenizer.encode(text, add_special_tokens=False)
+        ends = [end - len(anchor) for _, end in whole.offsets[len(before) :]]
+        return _Piece(text, list(whole.ids[len(before) :]), ends)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -84,8 +124,8 @@ class TextCodec:
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self.tokenizer)
 
-    def prompt(self, turns: Sequence[Turn]) -> Ids:
-        """Everything the model should have read before it answers, [n] int64.
+    def prompt(self, turns: Sequence[Turn]) -> Prompt:
+        """Everything the model should have read before it answers.
 
         Replies appear as the ids that were generated. BOS stands in front exactly once if the
         template or the tokenizer puts it there.
@@ -98,27 +138,52 @@ class TextCodec:
         messages = [turn.message for turn in turns]
         pieces = self.template.split(messages)
         if pieces is None:  # the template rewrites replies: tokenise what it says
-            return self._with_bos(self.encode(self.template.render(messages)))
-        replies = [turn for turn in turns if turn.role == "assistant"]
-        memo: dict[str, list[int]] = {}
-        ids: list[int] = []
-        for index, piece in enumerate(pieces):
-            known = self._memo.get(piece)
-            encode = self._encode_behind if index else self.encode
-            memo[piece] = encode(piece) if known is None else known
-            ids += memo[piece]
-            if index < len(replies):
-                reply = replies[index]
+            ids = self._with_bos(self.encode(self.template.render(messages)))
+            return Prompt(np.asarray(ids, dtype=np.int64), [None] * len(turns), [])
+        memo: dict[str, _Piece] = {}
+        ids, spans = [], []
+        left = list(turns)
+        for index, text in enumerate(pieces):
+            piece = memo[text] = self._memo.get(text) or self._encode_piece(text, index > 0)
+            cursor, base = 0, len(ids)
+            ids += piece.ids
+            while left and left[0].role != "assistant":
+                span, cursor = piece.find(left.pop(0).content, cursor)
+                spans.append(None if span is None else (base + span[0], base + span[1]))
+            if left:
+                reply = left.pop(0)
+                start = len(ids)
                 ids += self.encode(reply.content) if reply.ids is None else reply.ids
+                spans.append((start, len(ids)))
         self._memo = memo
-        return self._with_bos(ids)
+        shift = len(self._with_bos(ids[:1])) - len(ids[:1])
+        ids = self._with_bos(ids)
+        spans = [None if s is None else (s[0] + shift, s[1] + shift) for s in spans]
+        return Prompt(np.asarray(ids, dtype=np.int64), spans, self._starts(ids, spans))
+
+    def _starts(self, ids: list[int], spans: list[Span | None]) -> list[int]:
+        """Where turns start: at the template's last mark in front of each text, if it is near."""
+        starts = []
+        for span in spans:
+            if span is None:
+                continue
+            marks = [i for i in range(max(0, span[0] - 8), span[0]) if ids[i] in self.marks]
+            starts.append(marks[-1] if marks else span[0])
+        return starts
+
+    def system_ids(self, system: Sequence[Turn]) -> Ids:
+        """The tokens in front of the first message, whatever it says."""
+        if self.template is None:
+            return np.zeros(0, dtype=np.int64)
+        count = self.system_tokens(system)
+        return self.prompt([*system, Turn("user", "a")]).ids[:count]
 
     def system_tokens(self, system: Sequence[Turn]) -> int:
         """How many tokens stand in front of the first message, whatever it says."""
         contents = [turn.content for turn in system]
         if self._system is None or self._system[0] != contents:
             memo = self._memo
-            one, other = (self.prompt([*system, Turn("user", text)]) for text in ("a", "b"))
+            one, other = (self.prompt([*system, Turn("user", text)]).ids for text in ("a", "b"))
             self._memo = memo
             shortest = min(len(one), len(other))
             differs = np.flatnonzero(one[:shortest] != other[:shortest])
@@ -133,7 +198,5 @@ class TextCodec:
         rest = text[len(self.decode(ids[:count])) :]
         return ids[:count] + (self.encode(rest) if rest else [])
 
-    def _with_bos(self, ids: list[int]) -> Ids:
-        if self._bos is not None and ids[:1] != [self._bos]:
-            ids = [self._bos, *ids]
-        return np.asarray(ids, dtype=np.int64)
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]

@@ -59,7 +59,7 @@ def eval_command(
         settings = settings.override(policy="full")
     loaded = load_bundle(bundle)
     ids = read_ids(loaded, read_text(text), tokens)
-    capacity = context or settings.capacity(loaded.manifest.max_capacity, window is not None)
+    capacity = context or settings.slots(loaded.manifest.max_capacity, window is not None)
     reader = Reader(loaded, settings, capacity)
     reference = None if against is None else Reader(_twin(loaded, against), settings, capacity)
     with Progress(console=Console(stderr=True), transient=True) as bar:

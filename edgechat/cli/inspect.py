@@ -32,7 +32,7 @@ def inspect(
     loaded.verify()
     settings = load_profile(profile).override(cache_window=window, sinks=sinks)
     manifest = loaded.manifest
-    capacity = settings.capacity(manifest.max_capacity, window is not None)
+    capacity = settings.slots(manifest.max_capacity, window is not None)
     plan = memory_plan(manifest, capacity)
     if as_json:
         data = {k: v for k, v in dataclasses.asdict(manifest).items() if k != "files"}

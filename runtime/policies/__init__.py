@@ -5,15 +5,18 @@ from __future__ import annotations
 from edgechat.errors import SettingsError
 from edgechat.runtime.policies.base import Kept, Policy
 from edgechat.runtime.policies.full import Full
+from edgechat.runtime.policies.key import Key
 from edgechat.runtime.policies.window import Window
 
 __all__ = ["POLICIES", "Kept", "Policy", "make_policy"]
 
-POLICIES = ("window", "full")
+POLICIES = ("key", "window", "full")
 
 
-def make_policy(name: str, sinks: int) -> Policy:
-    """The policy called ``name``; SettingsError lists the known ones."""
+def make_policy(name: str, sinks: int, keys: int = 0) -> Policy:
+    """The policy called ``name``; ``keys`` is in tokens. SettingsError lists the known names."""
+    if name == "key":
+        return Key(sinks, keys)
     if name == "window":
         return Window(sinks)
     if name == "full":

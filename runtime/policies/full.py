@@ -14,9 +14,10 @@ class Full:
     """Raises CapacityError instead of evicting."""
 
     evicts: bool = False
+    needs_importance: bool = False
 
     def __call__(self, slots: SlotTable, budget: int) -> NoReturn:
         raise CapacityError(
             f"the KV cache is full ({slots.length:,} tokens) and the policy 'full' evicts "
-            "nothing; use the policy 'window' or start anew."
+            "nothing; use the policy 'key' or start anew."
         )

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgechat.runtime.policies.base import Kept
+from edgechat.runtime.policies.base import Kept, must_keep
 from edgechat.runtime.slots import SlotTable
 
 
 @dataclass(frozen=True)
 class Window:
-    """Keep the first ``sinks`` slots, or all that are pinned, and the newest of the rest."""
+    """Keep the first ``sinks`` slots, what is pinned, and the newest of the rest."""
 
     sinks: int
     evicts: bool = True
+    needs_importance: bool = False
 
     def __call__(self, slots: SlotTable, budget: int) -> Kept:
-        length = slots.length
-        if length <= budget:
-            return np.arange(length)
-        sinks = min(max(self.sinks, slots.pinned), budget)
-        recent = np.arange(length - (budget - sinks), length)
-        return np.concatenate([np.arange(sinks), recent])
+        kept = must_keep(slots, self.sinks)
+        free = np.flatnonzero(~kept)
+        kept[free[len(free) - max(0, budget - int(kept.sum())) :]] = True
+        return np.flatnonzero(kept)

@@ -44,8 +44,8 @@ def test_overrides_reach_into_sampling() -> None:
 
 
 def test_capacity_shrinks_a_profile_but_not_a_wish() -> None:
-    assert Settings(cache_window=1000).capacity(500, window_asked=False) == 500
-    assert Settings(cache_window=100).capacity(500, window_asked=True) == 104
-    assert Settings(policy="full").capacity(500, window_asked=False) == 500
+    assert Settings(cache_window=1000).slots(500, window_asked=False) == 500
+    assert Settings(cache_window=100).slots(500, window_asked=True) == 104
+    assert Settings(policy="full").slots(500, window_asked=False) == 500
     with pytest.raises(SettingsError, match="--capacity"):
-        Settings(cache_window=1000).capacity(500, window_asked=True)
+        Settings(cache_window=1000).slots(500, window_asked=True)

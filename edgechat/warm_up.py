@@ -1,0 +1,36 @@
+"""The system prompt's keys and values, computed once and kept on disk for later starts."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+
+from edgechat.bundle import Bundle
+from edgechat.errors import SessionError
+from edgechat.paths import cache_folder
+from edgechat.runtime.conversation import Conversation
+from edgechat.runtime.session_file import load_state, save_state
+from edgechat.runtime.state import capture, restore
+
+
+def warm_up(conversation: Conversation, bundle: Bundle) -> bool:
+    """Fill the cache with the system prompt, from disk if it is there; True when it was.
+
+    A kept one is used for the same bundle, text and cache only; a damaged one is made anew.
+    """
+    cache = conversation.cache
+    system = conversation.codec.system_ids(conversation.system_turns())
+    if not len(system):
+        return False
+    facts = (bundle.identity, cache.engine.capacity, cache.memory is not None, cache.policy)
+    key = hashlib.sha256(repr(facts).encode() + system.tobytes()).hexdigest()[:32]
+    path = cache_folder() / "prefill" / f"{key}.safetensors"
+    if path.is_file():
+        with suppress(SessionError, KeyError, TypeError, ValueError):
+            restore(conversation, load_state(path, bundle.identity))
+            return True
+    conversation.warm_up()
+    with suppress(OSError, SessionError):  # a full or read-only disk costs only the next start
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_state(path, capture(conversation), bundle.identity)
+    return False

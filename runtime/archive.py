@@ -1,0 +1,202 @@
+"""Evicted keys and values, kept on disk in blocks that can be found again by what they say."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgechat.errors import ArchiveError
+from edgechat.runtime.engine import KV
+
+BLOCK = 32  # tokens a block holds at most
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """``kv`` [layers, 2, H, n, D] of transcript tokens ``start`` … ``start + n - 1``, whose keys
+    are rotated for the slots from ``origin`` on, and their ``surprisal`` [n]."""
+
+    start: int
+    origin: int
+    kv: KV
+    surprisal: NDArray[np.floating[Any]]
+
+    @property
+    def stop(self) -> int:
+        return self.start + int(self.kv.shape[3])
+
+
+class Archive:
+    """A ring of block records in one temporary file; the oldest make room for new ones.
+
+    The file is read and written by position rather than mapped: pages of a mapping count as the
+    process's memory. float32 caches are kept as float16, int8 ones as they are. ``shape`` is
+    that of ``Block.kv`` with n = BLOCK; ``limit`` is in bytes; ``folder`` defaults to the system's
+    temporary one, and the file has no name there (where the system allows that): it goes when the
+    process does. Raises ArchiveError when the disk is full or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[np.generic],
+        hidden_size: int,
+        folder: Path | None,
+        limit: int,
+    ) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(np.float16) if dtype == np.float32 else np.dtype(dtype)
+        self.record_bytes = int(np.prod(shape)) * self.dtype.itemsize
+        self.most = limit // self.record_bytes
+        if self.most < 1:
+            raise ArchiveError(
+                f"an archive of {limit >> 20:,} MiB holds not one block of "
+                f"{self.record_bytes / 2**20:.1f} MiB; choose a larger archive_mib."
+            )
+        self.folder, self.hidden_size = folder, hidden_size
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise ArchiveError(
+                f"the archive cannot be made in {folder} ({error.strerror}); choose another folder."
+            ) from None
+        # Untouched pages of these take no memory.
+        self._starts = np.zeros(self.most, dtype=np.int64)
+        self._counts = np.zeros(self.most, dtype=np.int64)
+        self._skips = np.zeros(self.most, dtype=np.int64)  # leading tokens that no longer count
+        self._origins = np.zeros(self.most, dtype=np.int64)
+        self._surprisal = np.zeros((self.most, BLOCK), dtype=np.float16)
+        self._vectors = np.zeros((self.most, hidden_size), dtype=np.float16)
+        self._next = 0  # records ever written: the ring's head
+
+    def __len__(self) -> int:
+        """Records in use, emptied ones included."""
+        return min(self._next, self.most)
+
+    @property
+    def starts(self) -> Ints:
+        """First transcript token of each record, [len]."""
+        return self._starts[: len(self)] + self._skips[: len(self)]
+
+    @property
+    def counts(self) -> Ints:
+        """Tokens each record holds, [len]; 0 in emptied ones."""
+        return self._counts[: len(self)]
+
+    @property
+    def vectors(self) -> NDArray[np.float16]:
+        """Mean hidden state of each record, [len, E]."""
+        return self._vectors[: len(self)]
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    def add(self, block: Block, vector: NDArray[np.float32]) -> None:
+        """Keep a block of at most BLOCK tokens; ``vector`` [E] says what it is about."""
+        count = block.kv.shape[3]
+        record = np.zeros(self.shape, dtype=self.dtype)
+        record[..., :count, :] = block.kv
+        place = self._next % self.most
+        self._write(place, record)
+        self._starts[place], self._counts[place] = block.start, count
+        self._origins[place], self._skips[place] = block.origin, 0
+        self._surprisal[place, :count] = block.surprisal
+        self._vectors[place] = np.clip(vector, -65504, 65504)
+        self._next += 1
+
+    def read(self, record: int) -> Block:
+        """The block in ``record``; it must hold tokens."""
+        skip, count = int(self._skips[record]), int(self._counts[record])
+        kv = self._read(record)
+        held = slice(skip, skip + count)
+        return Block(
+            int(self._starts[record]) + skip,
+            int(self._origins[record]) + skip,
+            kv[..., held, :],
+            self._surprisal[record, held],
+        )
+
+    def replace(self, start: int, stop: int, shift: int) -> None:
+        """Forget transcript tokens ``start`` … ``stop - 1``; later ones moved by ``shift``."""
+        first, counts = self.starts, self.counts
+        end = first + counts
+        cut_front = (first >= start) & (first < stop) & (end > stop)
+        removed = np.where(cut_front, stop - first, 0)
+        self._skips[: len(self)] += removed
+        counts -= removed
+        first = first + removed
+        cut_back = (first < start) & (end > start)
+        counts[cut_back] = start - first[cut_back]
+        counts[(first >= start) & (end <= stop) & ~cut_front] = 0
+        self._starts[: len(self)][first >= stop] += shift
+
+    def truncate(self, start: int) -> None:
+        """Forget transcript tokens from ``start`` on."""
+        self.replace(start, np.iinfo(np.int64).max, 0)
+
+    def clear(self) -> None:
+        self._next = 0
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """The index of all blocks that hold tokens, oldest first, one row each."""
+        places = self._places()
+        columns = ("starts", "counts", "skips", "origins", "surprisal", "vectors")
+        return {name: getattr(self, f"_{name}")[places] for name in columns}
+
+    def records(self) -> Iterator[KV]:
+        """The raw records, in the order of ``table``."""
+        for place in self._places():
+            yield self._read(int(place))
+
+    def restore(self, table: dict[str, NDArray[Any]], records: Iterable[KV]) -> None:
+        """Take over another archive's ``table`` and ``records``; the newest that fit stay."""
+        self._next = 0
+        for row, record in enumerate(records):
+            place = self._next % self.most
+            self._write(place, record)
+            for name, column in table.items():
+                getattr(self, f"_{name}")[place] = column[row]
+            self._next += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _places(self) -> Ints:
+        """Records that hold tokens, oldest first."""
+        first = max(0, self._next - self.most)
+        places = np.arange(first, self._next) % self.most
+        return places[self._counts[places] > 0]
+
+    def _read(self, place: int) -> KV:
+        kv = np.empty(self.shape, dtype=self.dtype)
+        try:
+            self._file.seek(place * self.record_bytes)
+            got = self._file.readinto(kv.data.cast("B"))
+        except OSError as error:
+            raise ArchiveError(f"the archive cannot be read ({error.strerror}).") from None
+        if got != self.record_bytes:
+            raise ArchiveError("the archive's file was cut short by another program.")
+        return kv
+
+    def _write(self, place: int, record: KV) -> None:
+        try:
+            self._file.seek(place * self.record_bytes)
+            written = self._file.write(record.data.cast("B"))
+        except OSError as error:
+            raise ArchiveError(
+                f"the archive cannot be written ({error.strerror}); free some disk space, lower "
+                "archive_mib or choose another archive folder."
+            ) from None
+        if written != self.record_bytes:
+            raise ArchiveError(
+                "the archive's disk is full; free some space, lower archive_mib or choose another "
+                "archive folder."
+            )

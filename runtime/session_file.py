@@ -1,0 +1,159 @@
+"""A conversation in one safetensors file, written beside and renamed, with a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from edgechat.errors import SessionError
+from edgechat.paths import remove_leftovers
+from edgechat.runtime.engine import KV
+from edgechat.runtime.state import State
+
+FORMAT = "edgechat-session-1"
+RECORDS, CHECKSUM = "archive.records", "checksum"
+DIGEST = 32  # bytes
+DTYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "float16": "F16",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def save_state(path: Path, state: State, identity: str) -> None:
+    """Write ``state`` to ``path``; the old file stays whole until the new one is.
+
+    ``identity`` names the bundle. The archive's records are streamed, so that memory holds one.
+    The last tensor is the BLAKE2b hash of everything before it. Raises SessionError.
+    """
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    remove_leftovers(path)
+    try:
+        with temporary.open("wb") as file:
+            _write(file, state, identity)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise SessionError(
+            f"the session could not be saved to {path} ({error.strerror}); what was there before "
+            "is kept."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_state(path: Path, identity: str) -> State:
+    """Read and check a session; SessionError for a file that is missing, damaged, no session, or
+    of another bundle than ``identity``."""
+    try:
+        _verify(path)
+        with safe_open(path, framework="numpy") as file:
+            told = file.metadata() or {}
+            if told.get("format") != FORMAT:
+                raise SessionError(f"{path} is no session of this edgechat's format ({FORMAT}).")
+            if told.get("bundle") != identity:
+                raise SessionError(
+                    f"{path} belongs to another bundle ({told.get('name', 'unknown')}); open it "
+                    "with that one."
+                )
+            names = set(file.keys()) - {RECORDS, CHECKSUM}
+            arrays = {name: file.get_tensor(name) for name in names}
+            return State(json.loads(told["facts"]), arrays, _records(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SessionError(f"the session {path} cannot be read ({reason}).") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise SessionError(f"{path} is damaged or no session ({error}).") from None
+
+
+def _records(path: Path) -> Iterator[KV]:
+    with safe_open(path, framework="numpy") as file:
+        if RECORDS in file.keys():  # noqa: SIM118  it is no dict
+            records = file.get_slice(RECORDS)
+            for number in range(records.get_shape()[0]):
+                yield records[number]
+
+
+def _write(file: BinaryIO, state: State, identity: str) -> None:
+    digest = hashlib.blake2b(digest_size=DIGEST)
+
+    def put(data: Any) -> None:
+        file.write(data)
+        digest.update(data)
+
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": FORMAT,
+            "bundle": identity,
+            "name": str(state.facts.get("bundle_name", "")),
+            "facts": json.dumps(state.facts),
+        }
+    }
+    offset = 0
+
+    def declare(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        nonlocal offset
+        size = int(np.prod(shape)) * dtype.itemsize
+        header[name] = {
+            "dtype": DTYPES[dtype.name],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    for name, array in arrays.items():
+        declare(name, array.dtype, array.shape)
+    count = len(arrays["archive.starts"]) if "archive.starts" in arrays else 0
+    records = iter(state.records)
+    first = next(records, None) if count else None
+    if first is not None:
+        declare(RECORDS, first.dtype, (count, *first.shape))
+    declare(CHECKSUM, np.dtype(np.uint8), (DIGEST,))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    put(len(text).to_bytes(8, "little"))
+    put(text)
+    for array in arrays.values():
+        put(_bytes(array))
+    if first is not None:
+        put(_bytes(first))
+        for record in records:
+            put(_bytes(record))
+    file.write(digest.digest())
+
+
+def _bytes(array: NDArray[Any]) -> memoryview | bytes:
+    contiguous = np.ascontiguousarray(array)
+    return contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""
+
+
+def _verify(path: Path) -> None:
+    """SessionError unless the last bytes are the hash of all others."""
+    left = path.stat().st_size - DIGEST
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    with path.open("rb") as file:
+        while left > 0:
+            part = file.read(min(left, 1 << 20))
+            if not part:
+                break
+            digest.update(part)
+            left -= len(part)
+        if left or file.read() != digest.digest():
+            raise SessionError(
+                f"{path} is damaged or no session: its checksum does not match; use a backup or "
+                "start a new one."
+            )

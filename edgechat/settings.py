@@ -155,8 +155,14 @@ def load_profile(names: str) -> Settings:
     """The profile called ``names``, or a ``.yaml`` file's; of several, joined by commas, later
     ones win (``npc,small-cpu``). ProfileError for unknown names, keys and values."""
     values: dict[str, object] = {}
+    sampling: dict[str, object] = {}
     for name in names.split(","):
-        values.update(_read_profile(name.strip()))
+        found = _read_profile(name.strip())
+        inner = found.pop("sampling", {})
+        assert isinstance(inner, dict)
+        values.update(found)
+        sampling.update(inner)
+    values["sampling"] = sampling
     return _build(values, f"profile {names}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edgechat import __version__
-from edgechat.cli import bench, evaluate, export, inspect, run
+from edgechat.cli import bench, cache, evaluate, export, inspect, profiles, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,3 +39,5 @@ app.command("run", no_args_is_help=True)(run.run)
 app.command("eval", no_args_is_help=True)(evaluate.eval_command)
 app.command("bench", no_args_is_help=True)(bench.bench)
 app.command("inspect", no_args_is_help=True)(inspect.inspect)
+app.command("profiles")(profiles.profiles)
+app.command("cache", no_args_is_help=True)(cache.cache)

@@ -18,6 +18,7 @@ from rich.progress import Progress as Bar
 
 from edgechat.bundle import Bundle
 from edgechat.errors import EdgechatError, SettingsError
+from edgechat.settings import Settings, load_profile
 
 LARGEST_LOSS = 3.0  # percent of perplexity; more is worth a warning
 
@@ -44,8 +45,11 @@ def export(
         ),
     ] = None,
     kv: Annotated[
-        str, typer.Option(help="KV cache: fp32, or int8 (a quarter of the memory).")
-    ] = "fp32",
+        str | None,
+        typer.Option(
+            help="KV cache: fp32, or int8 (a quarter of the memory).", show_default="fp32"
+        ),
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -58,6 +62,10 @@ def export(
             help="Longest KV cache the bundle can run with, in tokens. Default: the model's "
             "context length."
         ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Take --kv and --capacity from this profile, such as small-cpu."),
     ] = None,
     importance: Annotated[
         bool,
@@ -81,6 +89,9 @@ def export(
     if int8 and precision not in (None, "int8"):
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
     chosen = precision or "int8"
+    wished = Settings() if profile is None else load_profile(profile)
+    kv = kv or wished.kv or "fp32"
+    capacity = wished.capacity if capacity is None else capacity
     try:
         from edgechat.export import Progress, check_options, export_model, open_source
     except ModuleNotFoundError as missing:
@@ -139,7 +150,6 @@ def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] |
     except ModuleNotFoundError:
         console.print("note: onnxruntime is not installed, so the loss is not measured.")
         return None
-    from edgechat.settings import Settings
 
     def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
         return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgechat.bundle import Manifest, load_bundle
-from edgechat.settings import DEFAULT_PROFILE, load_profile
+from edgechat.bundle import Bundle, Manifest, load_bundle
+from edgechat.runtime.archive import BLOCK
+from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, make_archive
 
 MIB = 1 << 20
 
@@ -21,25 +23,42 @@ MIB = 1 << 20
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="A bundle folder.")],
     profile: Annotated[
-        str, typer.Option(help="Profile (or .yaml file) whose memory is planned.")
+        str,
+        typer.Option(help="Profile (or .yaml file, or several joined by commas) to plan for."),
     ] = DEFAULT_PROFILE,
-    window: Annotated[int | None, typer.Option(help="Plan for this many recent tokens.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Plan for key, window or full.")] = None,
+    window: Annotated[int | None, typer.Option(help="Plan for this many tokens.")] = None,
     sinks: Annotated[int | None, typer.Option(help="Plan for this many sink tokens.")] = None,
+    recall_blocks: Annotated[
+        int | None, typer.Option(help="Plan for this many recalled passages; 0 = no recall.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a bundle's sizes, graph contract and memory plan; every file is checked."""
+    """Show a bundle's sizes and graph contract, what a profile sets, and the memory it takes.
+
+    Every file is checked.
+    """
     loaded = load_bundle(bundle)
     loaded.verify()
-    settings = load_profile(profile).override(cache_window=window, sinks=sinks)
+    settings = load_profile(profile).override(
+        policy=policy, cache_window=window, sinks=sinks, recall_blocks=recall_blocks
+    )
     manifest = loaded.manifest
     capacity = settings.slots(manifest.max_capacity, window is not None)
-    plan = memory_plan(manifest, capacity)
+    plan = memory_plan(loaded, settings, capacity)
     if as_json:
         data = {k: v for k, v in dataclasses.asdict(manifest).items() if k != "files"}
+        data["settings"] = dataclasses.asdict(settings)
         typer.echo(json.dumps({**data, "memory_plan": plan}, ensure_ascii=False))
         return
     console = Console()
-    for title, rows in _sections(manifest, profile, plan):
+    sections = [
+        ("Model", _model(manifest)),
+        (f"Graph contract ({manifest.graph.dialect})", _contract(manifest)),
+        (f"Settings (profile {profile})", _settings(manifest, settings, plan)),
+        ("Memory", _memory(settings, plan)),
+    ]
+    for title, rows in sections:
         table = Table(
             title=title, title_justify="left", show_header=False, box=None, padding=(0, 2)
         )
@@ -49,25 +68,36 @@ def inspect(
         console.print()
 
 
-def memory_plan(manifest: Manifest, capacity: int) -> dict[str, int]:
-    """Bytes a run with ``capacity`` KV slots needs."""
+def memory_plan(bundle: Bundle, settings: Settings, capacity: int) -> dict[str, int]:
+    """Bytes a run with ``capacity`` KV slots needs; of the archive what it takes when full."""
+    manifest = bundle.manifest
     weights = sum(i.size for n, i in manifest.files.items() if n != "tokenizer.json")
     kv = manifest.kv_bytes_per_slot * capacity
+    hidden = index = disk = tokens = 0
+    if settings.recalls:
+        archive = make_archive(bundle, settings)
+        row = sum(c.itemsize * math.prod(c.shape[1:]) for c in archive.table().values())
+        archive.close()
+        hidden = manifest.dims.hidden_size * 4 * capacity
+        index, disk = archive.most * row, archive.most * archive.record_bytes
+        tokens = archive.most * BLOCK
     return {
         "weight_bytes": weights,
         "weight_bytes_read_per_token": manifest.weight_bytes_per_token,
         "kv_capacity_tokens": capacity,
         "kv_bytes_per_token": manifest.kv_bytes_per_slot,
         "kv_bytes_at_capacity": kv,
-        "total_bytes": weights + kv,
+        "hidden_state_bytes": hidden,
+        "archive_index_bytes": index,
+        "archive_disk_bytes": disk,
+        "archive_tokens": tokens,
+        "total_bytes": weights + kv + hidden + index,
     }
 
 
-def _sections(
-    m: Manifest, profile: str, plan: dict[str, int]
-) -> list[tuple[str, list[tuple[str, str]]]]:
-    d, capacity = m.dims, plan["kv_capacity_tokens"]
-    model = [
+def _model(m: Manifest) -> list[tuple[str, str]]:
+    d = m.dims
+    return [
         ("name", m.name),
         ("architecture", f"{m.architecture} (from {m.source})"),
         ("precision", f"weights {m.precision}, KV cache {m.kv_dtype}"),
@@ -78,24 +108,60 @@ def _sections(
         ("rotary", f"{m.rotary.kind}, {m.rotary.dim} features"),
         ("end tokens", ", ".join(map(str, m.tokens.eos))),
     ]
-    contract: list[tuple[str, str]] = []
+
+
+def _contract(m: Manifest) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
     for kind, tensors in (("in", m.graph.inputs), ("out", m.graph.outputs)):
-        contract += [(f"{kind}  {t.name}", f"{t.dtype} {_shape(t.shape)}") for t in tensors]
-    memory = [
+        rows += [(f"{kind}  {t.name}", f"{t.dtype} {_shape(t.shape)}") for t in tensors]
+    return rows
+
+
+def _settings(m: Manifest, s: Settings, plan: dict[str, int]) -> list[tuple[str, str]]:
+    rows = [("policy", s.policy)]
+    if s.policy != "full":
+        room = plan["kv_capacity_tokens"] - s.sinks
+        shrunk = "" if room == s.cache_window else f" ({s.cache_window:,} asked for)"
+        rows += [
+            ("window", f"{room:,} tokens{shrunk}"),
+            ("sinks", f"{s.sinks:,} tokens"),
+            ("pinned questions", f"the last {s.pinned_questions}"),
+        ]
+    if s.policy == "key":
+        rows.append(("key tokens", f"up to {s.keys:,} of the window"))
+    if s.recalls:
+        held = f"{plan['archive_disk_bytes'] / MIB:,.0f} MiB on disk, {plan['archive_tokens']:,}"
+        where = "" if s.archive_folder is None else f", in {s.archive_folder}"
+        rows += [
+            ("recall", f"{s.recall_blocks} blocks of {BLOCK} tokens for a question"),
+            ("archive", f"up to {held} tokens{where}"),
+        ]
+    else:
+        rows.append(("recall", "off"))
+    if not m.has_importance and (s.recalls or s.policy == "key"):
+        rows.append(
+            (
+                "note",
+                "the bundle was exported with --no-importance and runs with --policy window "
+                "--recall-blocks 0 only",
+            )
+        )
+    return rows
+
+
+def _memory(s: Settings, plan: dict[str, int]) -> list[tuple[str, str]]:
+    kv = f"{plan['kv_capacity_tokens']:,} tokens x {plan['kv_bytes_per_token'] / 1024:,.1f} KiB"
+    rows = [
         ("weights", f"{plan['weight_bytes'] / MIB:,.0f} MiB on disk"),
         ("read per token", f"{plan['weight_bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
-        ("KV cache", f"{plan['kv_bytes_per_token'] / 1024:,.1f} KiB a token"),
-        (
-            f"at profile {profile}",
-            f"{capacity:,} tokens = {plan['kv_bytes_at_capacity'] / MIB:,.0f} MiB",
-        ),
-        ("weights + KV cache", f"{plan['total_bytes'] / MIB:,.0f} MiB"),
+        ("KV cache", f"{plan['kv_bytes_at_capacity'] / MIB:,.1f} MiB ({kv})"),
     ]
-    return [
-        ("Model", model),
-        (f"Graph contract ({m.graph.dialect})", contract),
-        ("Memory", memory),
-    ]
+    if s.recalls:
+        rows += [
+            ("hidden states", f"{plan['hidden_state_bytes'] / MIB:,.1f} MiB"),
+            ("archive index", f"up to {plan['archive_index_bytes'] / MIB:,.1f} MiB"),
+        ]
+    return [*rows, ("together", f"{plan['total_bytes'] / MIB:,.0f} MiB")]
 
 
 def _shape(shape: tuple[Any, ...]) -> str:

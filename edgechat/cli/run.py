@@ -10,8 +10,18 @@ from typing import Annotated
 
 import typer
 
+from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
-from edgechat.cli.interactive import cancel_on_interrupt, converse, stats_line, warn_if_cut
+from edgechat.cli.interactive import converse, stats_line, warn_if_cut
+from edgechat.cli.session import (
+    check_resumable,
+    check_session_path,
+    count_turns,
+    kept,
+    saved_settings,
+    tell,
+)
+from edgechat.cli.signals import Signals
 from edgechat.errors import SettingsError
 from edgechat.settings import DEFAULT_PROFILE, load_profile
 
@@ -25,6 +35,12 @@ def run(
         list[str] | None,
         typer.Option(
             "--prompt", help="Say this and exit. Repeat it for several turns of one conversation."
+        ),
+    ] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the conversation in this file: resumed when it exists, saved when you leave."
         ),
     ] = None,
     temp: Annotated[
@@ -47,16 +63,39 @@ def run(
         int | None, typer.Option("-n", "--max-tokens", help="Longest reply, in tokens.")
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="chat, document, npc, or a path to a .yaml file.")
-    ] = DEFAULT_PROFILE,
+        str | None,
+        typer.Option(
+            help="A profile or .yaml file, or several joined by commas, of which later ones win; "
+            "edgechat profiles lists them.",
+            show_default=DEFAULT_PROFILE,
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="window: bounded, goes on for ever. full: keeps everything, ends when full."
+            help="What stays in the KV cache. key: the first tokens, the newest, and old ones that "
+            "mattered. window: only the first and the newest. full: everything, and the "
+            "conversation ends when the cache is full."
         ),
     ] = None,
-    window: Annotated[int | None, typer.Option(help="Recent tokens kept in the KV cache.")] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens kept in the KV cache besides the sinks.")
+    ] = None,
     sinks: Annotated[int | None, typer.Option(help="First tokens always kept.")] = None,
+    recall_blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Passages (of up to 32 tokens) that left the cache and are brought back for a "
+            "question; 0 = off."
+        ),
+    ] = None,
+    archive_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where what leaves the cache is kept on disk while the program runs. Default: "
+            "the system's temporary folder."
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: usable cores.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a reply instead of text.")
@@ -69,34 +108,89 @@ def run(
 
     With no --prompt and a terminal it is interactive (type /help there). Without a terminal the
     whole standard input is one message: `echo "Name three rivers." | edgechat run BUNDLE`
+
+    Go on tomorrow: `edgechat run BUNDLE --session ada.session`, and the same again.
     """
-    settings = load_profile(profile).override(
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-    )
-    with Chat.open(
-        bundle,
-        profile,
-        system,
-        window=window,
-        sinks=sinks,
-        policy=policy,
-        threads=threads,
-        max_tokens=max_tokens,
-        sampling=settings.sampling,
-    ) as chat:
+    if session is not None:
+        check_session_path(session)
+    sampling = {
+        "temperature": temp,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+    }
+    if session is not None and session.exists():
+        given = {
+            "--profile": profile,
+            "--policy": policy,
+            "--window": window,
+            "--sinks": sinks,
+            "--system": system,
+            "--recall-blocks": recall_blocks,
+        }
+        check_resumable(session, given)
+        chat = _resume(bundle, session, sampling, archive_folder, threads, max_tokens)
+    else:
+        names = DEFAULT_PROFILE if profile is None else profile
+        settings = load_profile(names).override(**sampling)
+        _note_kv(bundle, names, settings.kv)
+        chat = Chat.open(
+            bundle,
+            names,
+            system,
+            window=window,
+            sinks=sinks,
+            policy=policy,
+            recall_blocks=recall_blocks,
+            archive_folder=archive_folder,
+            threads=threads,
+            max_tokens=max_tokens,
+            sampling=settings.sampling,
+        )
+    with chat, Signals(chat) as signals, kept(chat, session, signals):
         if prompt is None and sys.stdin is not None and sys.stdin.isatty():
-            converse(chat, stats)
+            converse(chat, stats, signals)
             return
         for text in prompt if prompt is not None else [_read_stdin()]:
-            with cancel_on_interrupt(chat):
-                _answer(chat, text, as_json, stats)
+            with signals.held():
+                _answer(chat, text, as_json, stats, signals)
             if chat.reply is not None and chat.reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
+
+
+def _resume(
+    bundle: Path,
+    session: Path,
+    sampling: dict[str, int | float | None],
+    archive_folder: Path | None,
+    threads: int | None,
+    max_tokens: int | None,
+) -> Chat:
+    drawn = None
+    if any(value is not None for value in sampling.values()):
+        drawn = saved_settings(bundle, session).override(**sampling).sampling
+    chat = Chat.load(
+        bundle,
+        session,
+        archive_folder=archive_folder,
+        threads=threads,
+        max_tokens=max_tokens,
+        sampling=drawn,
+    )
+    tell(f"resumed {session} ({count_turns(chat)})")
+    return chat
+
+
+def _note_kv(bundle: Path, profile: str, kv: str | None) -> None:
+    """The KV precision is decided at export; a profile can only ask for it."""
+    found = load_bundle(bundle).manifest.kv_dtype.replace("float32", "fp32")
+    if kv not in (None, found):
+        tell(
+            f"profile {profile} asks for an {kv} KV cache, but this bundle has an {found} one; "
+            f"export it again with --profile {profile} (or --kv {kv})."
+        )
 
 
 def _read_stdin() -> str:
@@ -108,10 +202,12 @@ def _read_stdin() -> str:
         raise SettingsError(f"standard input is not UTF-8 text ({error}).") from None
 
 
-def _answer(chat: Chat, text: str, as_json: bool, stats: bool) -> None:
+def _answer(chat: Chat, text: str, as_json: bool, stats: bool, signals: Signals) -> None:
     for piece in chat.stream(text):
         if not as_json:
             print(piece, end="", flush=True)
+        if signals.ending is not None:
+            break
     assert chat.reply is not None
     if as_json:
         print(json.dumps(dataclasses.asdict(chat.reply), ensure_ascii=False), flush=True)

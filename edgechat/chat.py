@@ -62,7 +62,7 @@ class Chat:
         )
         memory = Memory(make_archive(bundle, settings)) if settings.recalls else None
         self._conversation = Conversation(
-            KVCache(self._engine, policy, memory, self._codec.marks),
+            KVCache(self._engine, policy, memory, self._codec.marks, self._codec.sentence_ends),
             self._codec,
             _checked_text(system, "the system prompt"),
             settings.upkeep(),

@@ -26,9 +26,15 @@ def warm_up(conversation: Conversation, bundle: Bundle) -> bool:
     key = hashlib.sha256(repr(facts).encode() + system.tobytes()).hexdigest()[:32]
     path = cache_folder() / "prefill" / f"{key}.safetensors"
     if path.is_file():
-        with suppress(SessionError, KeyError, TypeError, ValueError):
-            restore(conversation, load_state(path, bundle.identity))
+        try:
+            state = load_state(path, bundle.identity)
+            # Another conversation's, which came to the same tokens by other words.
+            state.facts.update(system=conversation.system, clock=None)
+            restore(conversation, state)
             return True
+        except (SessionError, KeyError, TypeError, ValueError):
+            conversation.transcript.truncate(0)
+            cache.rewind(0)
     conversation.warm_up()
     with suppress(OSError, SessionError):  # a full or read-only disk costs only the next start
         path.parent.mkdir(parents=True, exist_ok=True)

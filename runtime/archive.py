@@ -105,6 +105,7 @@ class Archive:
         record = np.zeros(self.shape, dtype=self.dtype)
         record[..., :count, :] = block.kv
         place = self._next % self.most
+        self._counts[place] = 0  # until it is written
         self._write(place, record)
         self._starts[place], self._counts[place] = block.start, count
         self._origins[place], self._skips[place] = block.origin, 0
@@ -126,6 +127,10 @@ class Archive:
 
     def replace(self, start: int, stop: int, shift: int) -> None:
         """Forget transcript tokens ``start`` … ``stop - 1``; later ones moved by ``shift``."""
+        first, counts = self.starts, self.counts
+        end = first + counts
+        for record in np.flatnonzero((first < start) & (end > stop)).tolist():
+            self._split(record, stop)
         first, counts = self.starts, self.counts
         end = first + counts
         cut_front = (first >= start) & (first < stop) & (end > stop)
@@ -168,6 +173,14 @@ class Archive:
 
     def close(self) -> None:
         self._file.close()
+
+    def _split(self, record: int, place: int) -> None:
+        """Let the tokens of ``record`` from transcript token ``place`` on be a block by itself."""
+        block = self.read(record)
+        head = place - block.start
+        self._counts[record] = head
+        rest = Block(place, block.origin + head, block.kv[..., head:, :], block.surprisal[head:])
+        self.add(rest, self._vectors[record].astype(np.float32))
 
     def _places(self) -> Ints:
         """Records that hold tokens, oldest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -54,10 +54,10 @@ class ChatTemplate:
             raise TemplateError(f"the chat template is not valid ({error}).") from None
 
     def restart(self) -> None:
-        self._now = datetime.now()
+        self.clock = datetime.now()
 
     def _strftime(self, pattern: str) -> str:
-        return self._now.strftime(pattern)
+        return self.clock.strftime(pattern)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the next reply to ``messages`` (generation prompt included)."""
@@ -81,10 +81,21 @@ class ChatTemplate:
         with token ids that are never tokenised again. None when the template changes or drops
         a reply's text so that it cannot be found.
         """
+        return self._around(messages, ("assistant",))
+
+    def leads(self, messages: Sequence[Message]) -> list[str] | None:
+        """The rendered text in front of each message's own: len(messages) + 1 pieces, the last
+        one behind them all. None when the template changes or drops a message."""
+        try:
+            return self._around(messages, {message["role"] for message in messages})
+        except TemplateError:  # it looks at what messages say
+            return None
+
+    def _around(self, messages: Sequence[Message], roles: Collection[str]) -> list[str] | None:
         marked: list[Message] = []
         marks: list[str] = []
         for message in messages:
-            if message["role"] == "assistant":
+            if message["role"] in roles:
                 marks.append(f"{self._mark}-{len(marks)}-")
                 marked.append({**message, "content": marks[-1]})
             else:

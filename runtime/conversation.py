@@ -21,6 +21,9 @@ from edgechat.runtime.transcript import Transcript
 from edgechat.runtime.upkeep import Upkeep
 
 
+REREAD = 32
+
+
 @dataclass
 class Usage:
     """What one reply cost.
@@ -81,7 +84,6 @@ class Conversation:
         self.summarised = 0  # leading turns that the summary tells
         self.answered = 0
         self.last: Reply | None = None
-        self.read = 0  # tokens at the front of the next prompt that some turn has read
         self.system = system
         self._cancelled = False
         self._active: Generator[str, None, None] | None = None
@@ -94,8 +96,7 @@ class Conversation:
         """Forget all turns. What the next prompt shares with the old (the system prompt) stays."""
         self.finish()
         self.turns.clear()
-        self.read = self.summarised = 0
-        self.summary = ""
+        self._forget_summary(0)
         self.last = None
         if self.codec.template is not None:
             self.codec.template.restart()
@@ -134,6 +135,7 @@ class Conversation:
                 f"there is no turn {turn}: the conversation has {len(self.turns)}, from 0 on."
             )
         self.turns[turn] = Turn(self.turns[turn].role, text)
+        self._forget_summary(turn % len(self.turns))
 
     def undo(self) -> str:
         """Take back the last message and its reply; returns the message."""
@@ -142,7 +144,7 @@ class Conversation:
             raise SettingsError("there is nothing to undo: nothing was said yet.")
         question = self.turns[-2].content
         del self.turns[-2:]
-        self.summarised = min(self.summarised, len(self.turns))
+        self._forget_summary(len(self.turns))
         self.last = None
         return question
 
@@ -157,6 +159,8 @@ class Conversation:
             raise
 
     def unpin(self, text: str) -> None:
+        """Take back a ``pin``; SettingsError when there is none of that text."""
+        self.finish()
         if text not in self.pins:
             raise SettingsError(f"{text!r} is not pinned.")
         self.pins.remove(text)
@@ -183,6 +187,11 @@ class Conversation:
             self.cache.feed(ids)
             self.transcript.append(ids)
 
+    def _forget_summary(self, turn: int) -> None:
+        """Turns from ``turn`` on are no longer what they were: a summary of them is not true."""
+        if self.summarised > turn:
+            self.summary, self.summarised = "", 0
+
     def _answer(
         self, text: str, sampler: Sampler, max_tokens: int, stop: Sequence[str]
     ) -> Generator[str, None, None]:
@@ -204,7 +213,7 @@ class Conversation:
                     for _ in pieces:
                         pass
                 coherence = self._check(prompt, generation)
-                if retry and coherence is not None and not coherence.ok:
+                if retry and not self._cancelled and coherence is not None and not coherence.ok:
                     generation = _Generation()
                     logits = self._feed(prompt, usage, again=True)
                     if logits is not None:
@@ -247,7 +256,7 @@ class Conversation:
         left = self.cache.engine.capacity // 4
         roles = [t.role for t in [*self.system_turns(), *self.turns]] + ["user"]
         spans = [s for s, role in zip(prompt.spans, roles, strict=False) if role == "user" and s]
-        for start, stop in reversed(spans[len(spans) - self.upkeep.pinned_questions :]):
+        for start, stop in spans[::-1][: self.upkeep.pinned_questions]:
             left -= stop - start
             if left < 0:
                 break
@@ -261,10 +270,10 @@ class Conversation:
         """
         cache, ids = self.cache, prompt.ids
         system = self._check_system()
-        read_before = min(self.read, len(ids) - 1)
         question, turn = _question(prompt)
         edit = self._edit(ids, usage)
         common = min(self.transcript.common_prefix(ids), len(ids) - 1)
+        read_before = common if edit is None else min(edit[2], len(ids) - 1)
         if again:
             common = min(common, question[1])
         common = cache.rewind(common, edit is not None and not again)
@@ -272,36 +281,50 @@ class Conversation:
         cache.turns = prompt.starts
         cache.pin(self._pinned(prompt, system))
         cache.require_room(len(ids) - common)
-        skipped = 0
-        if read_before - common > cache.engine.capacity:  # a long history would be read again
-            if common < system:
-                cache.feed(ids[common:system])
-            if edit is not None and edit[0] >= cache.fed:
-                skipped += cache.skip(edit[0])
-                cache.feed(ids[edit[0] : edit[1]])
-            skipped += cache.skip(read_before - cache.room)
-        before = cache.fed
         logits: Logits | None = None
-        blocks = self.upkeep.recall_blocks * (2 if again else 1)
-        if cache.remembers and blocks and (cache.fed <= turn or again):
-            stop = min(question[1], len(ids) - 1)
-            if cache.fed < stop:
-                logits = cache.feed(ids[cache.fed : stop], cancelled=lambda: self._cancelled)
-            if cache.fed == stop:
-                about = cache.text_mean(*question)
+        skipped = 0
+        try:
+            if read_before - common > cache.engine.capacity:  # a long history would be read again
+                skipped = self._skip(ids, system, edit, read_before)
+            asked, blocks = True, self.upkeep.recall_blocks * (2 if again else 1)
+            if cache.remembers and blocks and (cache.fed <= turn or again):
+                stop = min(question[1], len(ids) - 1)
+                if cache.fed < stop:
+                    asked = cache.feed(ids[cache.fed : stop], self._is_cancelled) is not None
+                about = cache.text_mean(*question) if cache.fed == stop else None
                 if about is not None:
                     usage.recalled_tokens += cache.recall(about, blocks, turn)
-        if cache.fed == before or logits is not None:
-            logits = cache.feed(ids[cache.fed :], cancelled=lambda: self._cancelled)
-        self.transcript.append(ids[common : cache.fed])
-        usage.reused_tokens = common - usage.fed_tokens
+            if asked:
+                logits = cache.feed(ids[cache.fed :], self._is_cancelled)
+        finally:
+            self.transcript.append(ids[common : cache.fed])
+            if logits is None and cache.memory is not None:  # nobody vouches for what is behind
+                cache.memory.archive.truncate(cache.fed)
         usage.fed_tokens += cache.fed - common - skipped
-        if logits is not None:
-            self.read = len(ids)
+        usage.reused_tokens = max(0, cache.fed - usage.fed_tokens)
         return logits
 
-    def _edit(self, ids: np.ndarray, usage: Usage) -> tuple[int, int] | None:
-        """Where ``ids`` changed what the transcript says in its middle: (start, stop) in ``ids``.
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def _skip(
+        self, ids: np.ndarray, system: int, edit: tuple[int, int, int] | None, read: int
+    ) -> int:
+        """Pass over what was read before and would be evicted again; returns how many tokens.
+
+        The system turn and what was edited are read.
+        """
+        cache, skipped = self.cache, 0
+        if cache.fed < system:
+            cache.feed(ids[cache.fed : system])
+        if edit is not None and edit[0] >= cache.fed:
+            skipped += cache.skip(edit[0])
+            cache.feed(ids[edit[0] : edit[1]])
+        return skipped + cache.skip(read - max(cache.room, cache.engine.capacity // 4))
+
+    def _edit(self, ids: np.ndarray, usage: Usage) -> tuple[int, int, int] | None:
+        """Where ``ids`` changed what the transcript says in its middle: (start, stop, end of what
+        the transcript says) in ``ids``.
 
         A small change is read in place, and what follows keeps its keys and values.
         """
@@ -309,10 +332,11 @@ class Conversation:
         if edit is None:
             return None
         start, stop, new_stop = edit
+        end = len(self.transcript) + new_stop - stop
         cache, changed = self.cache, max(stop, new_stop) - start
         if (
             changed <= self.upkeep.delta_threshold * len(self.transcript)
-            and changed <= cache.engine.capacity // 2
+            and changed <= min(cache.engine.capacity // 2, cache.spare)
             and cache.policy.evicts
         ):
             cache.make_room(new_stop - start)
@@ -321,7 +345,7 @@ class Conversation:
             usage.fed_tokens += new_stop - start
         elif cache.memory is not None:
             cache.memory.archive.replace(start, stop, new_stop - stop)
-        return start, new_stop
+        return start, new_stop, end
 
     def _check(self, prompt: Prompt, generation: _Generation) -> Coherence | None:
         if self.upkeep.coherence_check == "off":

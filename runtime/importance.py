@@ -40,8 +40,8 @@ def importance(
     ``surprisal`` in nats, ``mass`` as softmax weight per head, itself decayed by whoever sums it
     up, ``age`` in tokens. Attention mass alone does not keep facts; surprisal spans do.
     """
-    single: Floats = surprisal + np.float32(MASS_WEIGHT) * np.minimum(mass, np.float32(1))
-    worth = span_sum(single, index, neighbours)
+    single = surprisal + np.float32(MASS_WEIGHT) * np.minimum(mass, np.float32(1))
+    worth = span_sum(single.astype(np.float32), index, neighbours)
     result: Floats = worth * np.exp2(-age / np.float32(half_life)).astype(np.float32)
     return result
 

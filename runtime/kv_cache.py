@@ -19,6 +19,7 @@ Ids = NDArray[np.int64]
 PREFILL_CHUNK = 256  # tokens a step: the fastest; longer ones waste attention above the diagonal
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
 FIRST_TOKENS = 4  # of a text: their activations are unlike all others and say nothing
+RECALL_DISTANCE = 0
 COMMON = 8192  # ids whose logits stand for all in a surprisal, as in the graph
 
 
@@ -36,6 +37,7 @@ class KVCache:
         policy: Policy,
         memory: Memory | None = None,
         marks: frozenset[int] = frozenset(),
+        sentence_ends: frozenset[int] = frozenset(),
     ) -> None:
         if engine.rows != 1:
             raise ValueError("a KVCache keeps one conversation: it needs an engine with one row")
@@ -46,6 +48,7 @@ class KVCache:
         self.pins: Ranges = []
         self.turns: list[int] = []  # transcript indices where turns start: no block crosses one
         self._marks = np.array(sorted(marks), dtype=np.int64)
+        self._ends = np.array(sorted(sentence_ends), dtype=np.int64)
         self._evict = max(1, min(EVICT_CHUNK, engine.capacity // 4))
         self._lengths = np.zeros(1, dtype=np.int32)
         self._one = np.zeros((1, 1), dtype=np.int64)
@@ -77,8 +80,7 @@ class KVCache:
         while done < len(ids):
             if self.room == 0:
                 self.make_room(self._evict)
-            most = 1 if self.slots.length == 0 and self.engine.first_alone else PREFILL_CHUNK
-            count = min(len(ids) - done, self.room, most)
+            count = self._next_chunk(len(ids) - done)
             yield self._step(ids[None, done : done + count], all_logits)
             done += count
 
@@ -129,6 +131,12 @@ class KVCache:
         self.fed += count
         self.logits = None
         return count
+
+    @property
+    def spare(self) -> int:
+        """Slots that are free or whose tokens may leave."""
+        kept = self.policy(self.slots, 0) if self.policy.evicts else self.slots.index
+        return self.engine.capacity - len(kept)
 
     def require_room(self, count: int) -> None:
         """CapacityError when ``count`` more tokens cannot be fed because nothing may leave."""
@@ -195,7 +203,7 @@ class KVCache:
             self.memory.archive.replace(start, stop, shift)
         done = 0
         while done < len(ids):
-            count = min(PREFILL_CHUNK, len(ids) - done)
+            count = self._next_chunk(len(ids) - done)
             self._step(ids[None, done : done + count], False)
             done += count
         for name in ("index", "used"):
@@ -210,20 +218,20 @@ class KVCache:
         if self.memory is None or most == 0:
             return 0
         blocks = self.memory.find(query, most, before=turn)
-        budget = (self.engine.capacity - (self.fed - turn)) // 2
+        self.slots.pin([*self.pins, (turn, self.fed)])  # what is being asked does not make room
+        budget = min((self.engine.capacity - (self.fed - turn)) // 2, self.spare)
         total = 0
         for place, block in enumerate(blocks):  # best first
             total += block.stop - block.start
             if total > budget:
                 blocks = blocks[:place]
                 break
-        if not blocks:
-            return 0
         ranges = [(b.start, b.stop) for b in blocks]
         self._drop(inside(self.slots.index, ranges) & ~self.slots.pinned)
         count = sum(stop - start for start, stop in ranges)
         self.make_room(count)
         here = self.slots.length - int((self.slots.index >= turn).sum())
+        here = min(here, max(FIRST_TOKENS, here - RECALL_DISTANCE))
         tail = self.slots.copy(here, self.slots.length)
         kv = self.engine.read(0, here, self.slots.length - here)
         self.slots.truncate(here)
@@ -247,6 +255,11 @@ class KVCache:
         mean: NDArray[np.float32] = self.slots.hidden[chosen].mean(axis=0)
         return mean
 
+    def _next_chunk(self, left: int) -> int:
+        """Tokens the next step feeds of ``left``."""
+        alone = self.slots.length == 0 and self.engine.first_alone
+        return min(left, self.room, 1 if alone else PREFILL_CHUNK)
+
     def _drop(self, gone: NDArray[np.bool_]) -> None:
         if not gone.any():
             return
@@ -267,7 +280,7 @@ class KVCache:
     def _surprisal(self, token: int) -> float:
         """-log p of ``token`` as the next one, as the graph reckons it; 0 where p is not known."""
         logits = self.logits
-        if logits is None or self.engine.signals is None:
+        if logits is None or not (self.memory is not None or self.policy.needs_importance):
             return 0.0
         common = logits[:COMMON]
         top = float(common.max())
@@ -288,4 +301,5 @@ class KVCache:
         slots.surprisal[new.start + 1 : new.stop] = signals.surprisal[0]
         if self.memory is not None:
             slots.hidden[new] = signals.hidden[0]
+            slots.ends[new] = np.isin(tokens, self._ends)
             slots.content[new] = ~np.isin(tokens, self._marks) & (slots.index[new] >= FIRST_TOKENS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,9 @@ class Memory:
         index = slots.index[span]
         breaks = (np.diff(index) != 1) | (np.diff(span) != 1) | np.isin(index[1:], turns)
         for run in np.split(span, np.flatnonzero(breaks) + 1):
-            for start in range(0, len(run), BLOCK):
-                self._add(engine, slots, run[start : start + BLOCK])
-        slots.archived[span] = True
+            for block in _cut(run, slots.ends[run]):
+                self._add(engine, slots, block)
+                slots.archived[block] = True
         text = span[slots.content[span]]
         if len(text):
             self.topics.observe(slots.hidden[text])
@@ -69,3 +69,13 @@ class Memory:
         kv = engine.read(0, first, len(run))
         block = Block(int(slots.index[first]), first, kv, slots.surprisal[run])
         self.archive.add(block, vector)
+
+
+def _cut(run: NDArray[np.int64], ends: Mask) -> Iterator[NDArray[np.int64]]:
+    """Pieces of at most BLOCK tokens, cut behind the last sentence that ends in the second half."""
+    while len(run) > BLOCK:
+        stops = np.flatnonzero(ends[BLOCK // 2 : BLOCK])
+        size = BLOCK // 2 + int(stops[-1]) + 1 if len(stops) else BLOCK
+        yield run[:size]
+        run, ends = run[size:], ends[size:]
+    yield run

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from edgechat.errors import SessionError
 from edgechat.paths import remove_leftovers
@@ -30,6 +30,8 @@ DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+NUMPY = {name: dtype for dtype, name in DTYPES.items()}
+LONGEST_HEADER = 1 << 30  # bytes: it holds the whole conversation as text
 
 
 def save_state(path: Path, state: State, identity: str) -> None:
@@ -59,9 +61,10 @@ def load_state(path: Path, identity: str) -> State:
     """Read and check a session; SessionError for a file that is missing, damaged, no session, or
     of another bundle than ``identity``."""
     try:
-        _verify(path)
-        with safe_open(path, framework="numpy") as file:
-            told = file.metadata() or {}
+        with path.open("rb") as file:
+            _verify(file, path)
+            header, start = _header(file)
+            told = header.pop("__metadata__", {})
             if told.get("format") != FORMAT:
                 raise SessionError(f"{path} is no session of this edgechat's format ({FORMAT}).")
             if told.get("bundle") != identity:
@@ -69,25 +72,58 @@ def load_state(path: Path, identity: str) -> State:
                     f"{path} belongs to another bundle ({told.get('name', 'unknown')}); open it "
                     "with that one."
                 )
-            names = set(file.keys()) - {RECORDS, CHECKSUM}
-            arrays = {name: file.get_tensor(name) for name in names}
-            return State(json.loads(told["facts"]), arrays, _records(path))
+            del header[CHECKSUM]
+            records = header.pop(RECORDS, None)
+            arrays = {}
+            for name, told_of in header.items():
+                file.seek(start + told_of["data_offsets"][0])
+                arrays[name] = _read(file, told_of["dtype"], told_of["shape"])
+            return State(json.loads(told["facts"]), arrays, _records(path, records, start))
     except OSError as error:
         reason = error.strerror or str(error)
         raise SessionError(f"the session {path} cannot be read ({reason}).") from None
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SessionError(f"{path} is damaged or no session ({error}).") from None
 
 
-def _records(path: Path) -> Iterator[KV]:
-    with safe_open(path, framework="numpy") as file:
-        if RECORDS in file.keys():  # noqa: SIM118  it is no dict
-            records = file.get_slice(RECORDS)
-            for number in range(records.get_shape()[0]):
-                yield records[number]
+def is_session(path: Path) -> bool:
+    """Whether ``path`` looks like a session of any version, damaged or not."""
+    try:
+        with path.open("rb") as file:
+            told = _header(file)[0]["__metadata__"]
+            return str(told["format"]).startswith("edgechat-session")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
-def _write(file: BinaryIO, state: State, identity: str) -> None:
+def _header(file: BufferedReader) -> tuple[dict[str, Any], int]:
+    """The safetensors header, and where the data start. ValueError if there is none."""
+    file.seek(0)
+    size = int.from_bytes(file.read(8), "little")
+    if size > LONGEST_HEADER:
+        raise ValueError("it has no safetensors header")
+    header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError("it has no safetensors header")
+    return header, 8 + size
+
+
+def _read(file: BufferedReader, dtype: str, shape: list[int]) -> NDArray[Any]:
+    array: NDArray[Any] = np.empty(shape, dtype=NUMPY[dtype])
+    if array.size and file.readinto(_bytes(array)) != array.nbytes:
+        raise ValueError("it ends too early")
+    return array
+
+
+def _records(path: Path, told: dict[str, Any] | None, start: int) -> Iterator[KV]:
+    if told is not None:
+        with path.open("rb") as file:
+            file.seek(start + told["data_offsets"][0])
+            for _ in range(told["shape"][0]):
+                yield _read(file, told["dtype"], told["shape"][1:])
+
+
+def _write(file: BufferedIOBase, state: State, identity: str) -> None:
     digest = hashlib.blake2b(digest_size=DIGEST)
 
     def put(data: Any) -> None:
@@ -141,19 +177,18 @@ def _bytes(array: NDArray[Any]) -> memoryview | bytes:
     return contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""
 
 
-def _verify(path: Path) -> None:
+def _verify(file: BufferedReader, path: Path) -> None:
     """SessionError unless the last bytes are the hash of all others."""
-    left = path.stat().st_size - DIGEST
+    left = os.fstat(file.fileno()).st_size - DIGEST
     digest = hashlib.blake2b(digest_size=DIGEST)
-    with path.open("rb") as file:
-        while left > 0:
-            part = file.read(min(left, 1 << 20))
-            if not part:
-                break
-            digest.update(part)
-            left -= len(part)
-        if left or file.read() != digest.digest():
-            raise SessionError(
-                f"{path} is damaged or no session: its checksum does not match; use a backup or "
-                "start a new one."
-            )
+    while left > 0:
+        part = file.read(min(left, 1 << 20))
+        if not part:
+            break
+        digest.update(part)
+        left -= len(part)
+    if left or file.read() != digest.digest():
+        raise SessionError(
+            f"{path} is damaged or no session: its checksum does not match; use a backup or "
+            "start a new one."
+        )

@@ -17,7 +17,8 @@ class SlotTable:
     stands in front of the turn that recalled it. ``used``: the transcript's length when the slot
     was filled: its age counts from there. ``surprisal`` (nats) and ``mass`` (attention, decayed)
     tell what the token is worth. ``hidden`` [E] is its hidden state, ``content`` whether it counts
-    as text rather than as the template's marks. ``archived``: the archive has a copy;
+    as text rather than as the template's marks, ``ends`` whether a sentence may end with it.
+    ``archived``: the archive has a copy;
     ``recalled``: it came from there. ``pinned``: policies must keep it.
     """
 
@@ -28,6 +29,7 @@ class SlotTable:
         "mass": np.float32,
         "hidden": np.float32,
         "content": np.bool_,
+        "ends": np.bool_,
         "archived": np.bool_,
         "recalled": np.bool_,
         "pinned": np.bool_,
@@ -76,8 +78,9 @@ class SlotTable:
         self.length += count
 
     def pin(self, ranges: Ranges) -> None:
-        """Exactly the slots whose transcript index lies in one of ``ranges`` are pinned."""
-        self.pinned[:] = inside(self.index, ranges)
+        """Exactly the slots whose transcript index lies in one of ``ranges`` are pinned, copies
+        that were recalled excepted."""
+        self.pinned[:] = inside(self.index, ranges) & ~self.recalled
 
 
 def inside(index: NDArray[np.int64], ranges: Ranges) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class State:
 def capture(conversation: Conversation) -> State:
     """The state as it is now; arrays and records may be views, valid until the next turn."""
     conversation.finish()
-    c, cache = conversation, conversation.cache
+    c, cache, template = conversation, conversation.cache, conversation.codec.template
     facts = {
         "system": c.system,
         "turns": [dataclasses.asdict(turn) for turn in c.turns],
@@ -38,7 +39,7 @@ def capture(conversation: Conversation) -> State:
         "summary": c.summary,
         "summarised": c.summarised,
         "answered": c.answered,
-        "read": c.read,
+        "clock": None if template is None else template.clock.isoformat(),
         "fed": cache.fed,
         "evicted": cache.evicted,
         "pinned": cache.pins,
@@ -68,7 +69,9 @@ def restore(conversation: Conversation, state: State) -> None:
     c, cache, facts, arrays = conversation, conversation.cache, state.facts, state.arrays
     c.system, c.pins, c.summary = facts["system"], list(facts["pins"]), facts["summary"]
     c.turns = [Turn(t["role"], t["content"], t["ids"]) for t in facts["turns"]]
-    c.summarised, c.answered, c.read = facts["summarised"], facts["answered"], facts["read"]
+    c.summarised, c.answered = facts["summarised"], facts["answered"]
+    if c.codec.template is not None and facts["clock"] is not None:
+        c.codec.template.clock = datetime.fromisoformat(facts["clock"])
     c.transcript = Transcript(arrays["transcript"])
     cache.slots.truncate(0)
     cache.slots.extend({name: arrays[f"slots.{name}"] for name in SlotTable.COLUMNS})

@@ -32,12 +32,14 @@ class Turn:
 
 
 Span = tuple[int, int]
+# As tokens are spelled in a vocabulary: \u010a is byte-level BPE's line feed.
+SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "…", "\n", "\u010a", "<0x0A>")
 
 
 @dataclass
 class Prompt:
     """``ids`` [n]; ``spans``: the tokens of each turn's text (None where the template hides it);
-    ``starts``: tokens at which turns start, marks included."""
+    ``starts``: tokens at which turns start, marks included, last the reply's to come."""
 
     ids: Ids
     spans: list[Span | None]
@@ -52,14 +54,22 @@ class _Piece:
     ids: list[int]
     ends: list[int]
 
-    def find(self, content: str, cursor: int) -> tuple[Span | None, int]:
-        """The tokens of ``content`` behind character ``cursor``, and the character behind it."""
+    def find(self, content: str, lead: str | None, cursor: int) -> tuple[Span | None, int]:
+        """The tokens of ``content`` behind ``lead`` behind character ``cursor``, and the
+        character behind it."""
         wanted = content.strip()
-        place = self.text.find(wanted, cursor) if wanted else -1
+        front = -1 if lead is None else self.text.find(lead, cursor)
+        if front < 0 and not wanted:
+            return None, cursor
+        place = self.text.find(wanted, cursor if front < 0 else front + len(lead or ""))
         if place < 0:
             return None, cursor
         end = place + len(wanted)
-        return (bisect_right(self.ends, place), bisect_left(self.ends, end) + 1), end
+        start = bisect_right(self.ends, place)
+        if not wanted:
+            return (start, start), end
+        # A character may be several tokens, which then all end where it does.
+        return (start, max(bisect_right(self.ends, end), bisect_left(self.ends, end) + 1)), end
 
 
 class TextCodec:
@@ -94,6 +104,8 @@ class TextCodec:
         self._memo: dict[str, _Piece] = {}
         added = self.tokenizer.get_added_tokens_decoder()
         self.marks = frozenset(i for i, token in added.items() if token.special)
+        vocabulary = self.tokenizer.get_vocab().items()
+        self.sentence_ends = frozenset(i for t, i in vocabulary if t.endswith(SENTENCE_ENDS))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; special tokens written out in it count as such."""
@@ -139,16 +151,18 @@ class TextCodec:
         pieces = self.template.split(messages)
         if pieces is None:  # the template rewrites replies: tokenise what it says
             ids = self._with_bos(self.encode(self.template.render(messages)))
-            return Prompt(np.asarray(ids, dtype=np.int64), [None] * len(turns), [])
+            return Prompt(np.asarray(ids, dtype=np.int64), [None] * len(turns), [len(ids)])
         memo: dict[str, _Piece] = {}
         ids, spans = [], []
         left = list(turns)
+        leads: Sequence[str | None] = self.template.leads(messages) or [None] * len(turns)
         for index, text in enumerate(pieces):
             piece = memo[text] = self._memo.get(text) or self._encode_piece(text, index > 0)
             cursor, base = 0, len(ids)
             ids += piece.ids
             while left and left[0].role != "assistant":
-                span, cursor = piece.find(left.pop(0).content, cursor)
+                lead = leads[len(turns) - len(left)]
+                span, cursor = piece.find(left.pop(0).content, lead, cursor)
                 spans.append(None if span is None else (base + span[0], base + span[1]))
             if left:
                 reply = left.pop(0)
@@ -164,7 +178,7 @@ class TextCodec:
     def _starts(self, ids: list[int], spans: list[Span | None]) -> list[int]:
         """Where turns start: at the template's last mark in front of each text, if it is near."""
         starts = []
-        for span in spans:
+        for span in [*spans, (len(ids), len(ids))]:
             if span is None:
                 continue
             marks = [i for i in range(max(0, span[0] - 8), span[0]) if ids[i] in self.marks]

@@ -25,7 +25,7 @@ class Key:
         free = np.flatnonzero(~kept)
         left = max(0, budget - int(kept.sum()))
         keys = min(self.keys, left // 2)
-        old, recent = np.split(free, [len(free) - (left - keys)])
+        old, recent = np.split(free, [max(0, len(free) - (left - keys))])
         now = int(slots.used.max()) if len(slots.used) else 0
         weights = importance(
             slots.surprisal[old], slots.mass[old], slots.index[old], now - slots.used[old]

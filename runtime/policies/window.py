@@ -21,5 +21,6 @@ class Window:
     def __call__(self, slots: SlotTable, budget: int) -> Kept:
         kept = must_keep(slots, self.sinks)
         free = np.flatnonzero(~kept)
-        kept[free[len(free) - max(0, budget - int(kept.sum())) :]] = True
+        left = max(0, budget - int(kept.sum()))
+        kept[free[max(0, len(free) - left) :]] = True
         return np.flatnonzero(kept)

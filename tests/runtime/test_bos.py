@@ -37,6 +37,6 @@ def test_bos(
     config["add_bos_token"] = tokenizer_adds
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     bundle = export_model(open_source(str(folder), print), tmp_path / "b", "fp32").folder
-    ids = TextCodec(load_bundle(bundle)).prompt([Turn("user", "hi")]).tolist()
+    ids = TextCodec(load_bundle(bundle)).prompt([Turn("user", "hi")]).ids.tolist()
     assert ids.count(0) == count
     assert ids[:count] == [0] * count

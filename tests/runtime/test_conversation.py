@@ -156,7 +156,7 @@ def test_cancel_ends_the_reply(tiny_bundle: Path) -> None:
 
 def test_full_policy_refuses_what_cannot_fit_and_goes_on(tiny_bundle: Path) -> None:
     c = conversation(tiny_bundle, capacity=100, policy="full")
-    with pytest.raises(CapacityError, match="use the policy 'window'"):
+    with pytest.raises(CapacityError, match="use the policy 'key'"):
         say(c, "x" * 200, Script([]))
     assert c.turns == []
     assert say(c, "x", Script(c.codec.encode("Hello"))) == "Hello"
@@ -206,6 +206,12 @@ def cached_text(c: Conversation) -> str:
     )
 
 
+def pinned_front(c: Conversation) -> str:
+    (start, stop), *_ = c.cache.pins
+    assert start == 0 and c.cache.slots.pinned[:stop].all()
+    return c.codec.tokenizer.decode(c.transcript.ids[:stop].tolist(), skip_special_tokens=False)
+
+
 def test_the_system_prompt_outlives_evictions_and_resets(tiny_bundle: Path) -> None:
     c = conversation(tiny_bundle, capacity=80)
     c.system = "You are a cat."
@@ -216,7 +222,7 @@ def test_the_system_prompt_outlives_evictions_and_resets(tiny_bundle: Path) -> N
     c.reset()
     say(c, "new", Script([40]))
     assert c.last is not None
-    assert c.last.usage.reused_tokens == c.codec.system_tokens(c._system_turns())
+    assert c.last.usage.reused_tokens == c.codec.system_tokens(c.system_turns())
 
 
 def test_a_system_prompt_that_fills_the_cache_is_refused(tiny_bundle: Path) -> None:
@@ -273,11 +279,11 @@ def test_no_system_prompt_and_an_empty_one_are_two_things(tiny_bundle: Path) -> 
     c = conversation(tiny_bundle)
     c.system = ""
     say(c, "x", Script([40]))
-    empty = c.cache.slots.pinned
+    empty = pinned_front(c)
     c.system = None
     say(c, "x", Script([40]))
-    assert empty == len(c.codec.encode("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n"))
-    assert c.cache.slots.pinned == len(c.codec.encode("<|im_start|>user\n"))
+    assert empty == "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n"
+    assert pinned_front(c) == "<|im_start|>user\n"
 
 
 def test_what_a_stop_string_held_back_is_not_remembered(tiny_bundle: Path) -> None:

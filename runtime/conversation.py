@@ -24,6 +24,9 @@ from edgechat.runtime.upkeep import Upkeep
 REREAD = 32
 
 
+READ_AGAIN = 32  # tokens at a question's end that are read once more, behind what was recalled
+
+
 @dataclass
 class Usage:
     """What one reply cost.
@@ -197,6 +200,7 @@ class Conversation:
     ) -> Generator[str, None, None]:
         started = time.perf_counter()
         question = Turn("user", text)
+        self._check_system()
         prompt = self.prompt([question])
         usage, evicted = Usage(), self.cache.evicted
         logits = self._feed(prompt, usage)
@@ -238,9 +242,15 @@ class Conversation:
             self._keep_up()
 
     def _check_system(self) -> int:
-        """Tokens of the system turn; CapacityError when they leave too little of the cache."""
+        """Tokens of the system turn; CapacityError when they leave too little of the cache.
+
+        The summary gives way first, from its beginning.
+        """
         count = self.codec.system_tokens(self.system_turns())
         most = self.cache.engine.capacity // 2
+        while self.summary and count > most:
+            self.summary = self.summary[len(self.summary) // 2 + 1 :].lstrip()
+            count = self.codec.system_tokens(self.system_turns())
         if self.cache.policy.evicts and count > most:
             raise CapacityError(
                 f"the system prompt and what is pinned take {count:,} tokens, more than half of "
@@ -293,7 +303,11 @@ class Conversation:
                     asked = cache.feed(ids[cache.fed : stop], self._is_cancelled) is not None
                 about = cache.text_mean(*question) if cache.fed == stop else None
                 if about is not None:
-                    usage.recalled_tokens += cache.recall(about, blocks, turn)
+                    recalled = cache.recall(about, blocks, turn)
+                    usage.recalled_tokens += recalled
+                    if recalled:  # it helps the question's tokens only if they read it
+                        back = max(question[0], stop - READ_AGAIN)
+                        usage.fed_tokens += stop - cache.rewind(back, keep_archive=True)
             if asked:
                 logits = cache.feed(ids[cache.fed :], self._is_cancelled)
         finally:

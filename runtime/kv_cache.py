@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 PREFILL_CHUNK = 256  # tokens a step: the fastest; longer ones waste attention above the diagonal
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
 FIRST_TOKENS = 4  # of a text: their activations are unlike all others and say nothing
-RECALL_DISTANCE = 0
+RECALL_DISTANCE = 8  # slots between what is recalled and the turn: adjacent, it is not repeated
 COMMON = 8192  # ids whose logits stand for all in a surprisal, as in the graph
 
 
@@ -120,6 +120,9 @@ class KVCache:
         """Never evict these transcript tokens; all others are free again."""
         self.pins = ranges
         self.slots.pin(ranges)
+        slots = self.slots  # of a pinned token there may be a copy, of a free one there is one slot
+        free = slots.index[~slots.pinned & ~slots.recalled]
+        self._drop(slots.recalled & np.isin(slots.index, free))
 
     def skip(self, end: int) -> int:
         """Take transcript tokens up to ``end`` as fed and evicted without reading them; returns

@@ -35,6 +35,8 @@ Span = tuple[int, int]
 # As tokens are spelled in a vocabulary: \u010a is byte-level BPE's line feed.
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "…", "\n", "\u010a", "<0x0A>")
 
+HEADER = 16  # tokens that a template puts between a turn's mark and its text, at most
+
 
 @dataclass
 class Prompt:
@@ -181,7 +183,7 @@ class TextCodec:
         for span in [*spans, (len(ids), len(ids))]:
             if span is None:
                 continue
-            marks = [i for i in range(max(0, span[0] - 8), span[0]) if ids[i] in self.marks]
+            marks = [i for i in range(max(0, span[0] - HEADER), span[0]) if ids[i] in self.marks]
             starts.append(marks[-1] if marks else span[0])
         return starts
 

@@ -21,7 +21,8 @@ def span_sum(values: Floats, index: Ints, neighbours: int = NEIGHBOURS) -> Float
     """
     total = values.astype(np.float32)
     for distance in range(1, min(neighbours, len(values) - 1) + 1):
-        beside = index[distance:] - index[:-distance] == distance
+        apart = np.abs(index[distance:] - index[:-distance])
+        beside = (apart > 0) & (apart <= neighbours)
         total[distance:] += values[:-distance] * beside
         total[:-distance] += values[distance:] * beside
     return total

@@ -16,7 +16,7 @@ from edgechat.runtime.text import Turn
 SEQUENCES, LENGTH, CHECK_EVERY = 100, 100, 8  # 10,000 operations in all
 WORDS = "s user a the fox jumps <over> é 猫 🙂 assistant 42 \n ab.".split(" ")
 POLICIES: list[dict[str, Any]] = [
-    {"policy": "key", "delta_threshold": 0.5},
+    {"policy": "key", "delta_threshold": 0.5, "archive_mib": 1},
     {"policy": "key", "key_token_ratio": 0.5, "delta_threshold": 0.0, "pinned_questions": 0},
     {"policy": "window", "delta_threshold": 0.2, "recall_blocks": 4},
     {"policy": "window", "recall_blocks": 0, "delta_threshold": 1.0},

@@ -222,7 +222,14 @@ class Chat:
 
     def regenerate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
         """Answer the last message again; only the reply is computed."""
-        return self.say(self.undo(), max_tokens=max_tokens, stop=stop)
+        turns = self._conversation.turns
+        old = turns[-2:]
+        question, before = self.undo(), len(turns)
+        try:
+            return self.say(question, max_tokens=max_tokens, stop=stop)
+        finally:
+            if len(turns) == before:  # no new answer came about
+                turns += old
 
     def pin(self, text: str) -> None:
         """Keep ``text`` before the model for ever, as a line of the system prompt.

@@ -358,6 +358,7 @@ class Conversation:
             self.transcript.splice(start, stop, ids[start:new_stop])
             usage.fed_tokens += new_stop - start
         elif cache.memory is not None:
+            cache.archive_from(start)  # what follows may be passed over
             cache.memory.archive.replace(start, stop, new_stop - stop)
         return start, new_stop, end
 

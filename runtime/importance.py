@@ -10,7 +10,8 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 NEIGHBOURS = 2  # tokens on each side that a span takes in
-HALF_LIFE = 4096.0  # tokens after which a token counts half
+AHEAD = 8  # tokens a span goes on: what a surprise announces comes behind it
+HALF_LIFE = 8192.0  # tokens after which a token counts half
 MASS_WEIGHT = 4.0  # nats that one head's whole attention for a moment is worth
 
 
@@ -53,19 +54,22 @@ def select_key_tokens(weights: Floats, threshold: float) -> Mask:
     return mask
 
 
-def select_spans(weights: Floats, index: Ints, count: int, neighbours: int = NEIGHBOURS) -> Mask:
+def select_spans(
+    weights: Floats, index: Ints, count: int, behind: int = NEIGHBOURS, ahead: int = AHEAD
+) -> Mask:
     """At most ``count`` tokens in whole spans around the heaviest ones, [n].
 
-    A span is a token and its neighbours in the transcript, as far as they are among ``index``. The
-    last span is left out rather than cut.
+    A span is a token, ``behind`` tokens in front of it in the transcript and ``ahead`` after it,
+    as far as they are among ``index`` [n]. One that does not fit is left out rather than cut.
     """
     chosen = np.zeros(len(weights), dtype=np.bool_)
     left = count
     for center in np.argsort(-weights, kind="stable"):
         if left <= 0:
             break
-        near = slice(max(0, center - neighbours), center + neighbours + 1)
-        span = np.flatnonzero(np.abs(index[near] - index[center]) <= neighbours) + near.start
+        near = slice(max(0, center - behind), center + ahead + 1)
+        distance = index[near] - index[center]
+        span = np.flatnonzero((distance >= -behind) & (distance <= ahead)) + near.start
         new = span[~chosen[span]]
         if chosen[center] or len(new) > left:
             continue

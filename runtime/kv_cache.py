@@ -105,10 +105,8 @@ class KVCache:
         """
         if self.memory is not None and not keep_archive:
             self.memory.archive.truncate(fed)
-        index = self.slots.index
-        if fed and not (index == fed - 1).any():
-            fed = 0
-        self._drop(index >= fed)
+        fed = self._reach(fed)
+        self._drop(self.slots.index >= fed)
         if fed == 0:
             self.slots.truncate(0)
         if fed != self.fed:
@@ -187,6 +185,16 @@ class KVCache:
             self.memory.store(self.engine, self.slots, gone, self.turns)
         self._drop(gone)
         self.evicted += int(gone.sum())
+
+    def archive_from(self, fed: int) -> None:
+        """Give the archive a copy of what ``rewind`` to ``fed`` drops."""
+        if self.memory is not None:
+            gone = self.slots.index >= self._reach(fed)
+            self.memory.store(self.engine, self.slots, gone, self.turns)
+
+    def _reach(self, fed: int) -> int:
+        """``fed``, or 0 when the token before is no longer cached."""
+        return fed if fed and (self.slots.index == fed - 1).any() else 0
 
     def splice(self, start: int, stop: int, ids: Ids) -> None:
         """Put ``ids`` in place of transcript tokens ``start`` … ``stop - 1`` and keep what follows.

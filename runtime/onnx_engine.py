@@ -133,9 +133,12 @@ class OnnxEngine:
 
     def write(self, row: int, start: int, kv: KV, origin: int) -> None:
         count = kv.shape[3]
+        target = self._kv[:, :, row, :, start : start + count]
+        if start == origin:
+            target[:] = kv  # as it is: turning clips int8 codes
+            return
         angles = (start - origin) * self._inv_freq[None]
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        target = self._kv[:, :, row, :, start : start + count]
         target[:, 0] = rotate_keys(kv[:, 0], cos, sin)
         target[:, 1] = kv[:, 1]
 

@@ -73,7 +73,7 @@ def open_chat() -> Iterator[Callable[..., Chat]]:
 
 @pytest.fixture
 def tell() -> Callable[..., str]:
-    """``tell(chat, text, reply)``: says ``text``, to which the model says ``reply``; None: again."""
+    """``tell(chat, text, reply)``: says ``text`` (None: the last one again) and gets ``reply``."""
 
     def say(chat: Chat, text: str | None, reply: str = "ok") -> str:
         chat._sampler = Script(chat._codec.encode(reply))  # type: ignore[assignment]

@@ -75,10 +75,7 @@ class Player:
         assert self.chat._codec.template is not None
         prompt = [turn.message for turn in [*told, Turn("user", text)]]
         expected = self.chat._codec.template.render(prompt) + reply
-        if again:
-            said = self.tell(self.chat, None, reply)
-        else:
-            said = self.tell(self.chat, text, reply)
+        said = self.tell(self.chat, None if again else text, reply)
         assert said == reply
         self.told += [("user", text), ("assistant", reply)]
         ids = talk.transcript.ids.tolist()

@@ -125,7 +125,7 @@ def test_pins_that_do_not_fit_are_refused_and_change_nothing(
     chat = open_chat(tiny_bundle, 96)
     tell(chat, "hello")
     chat.pin("short")
-    with pytest.raises(CapacityError, match="pinned take .* more than half of the KV cache of 96"):
+    with pytest.raises(CapacityError, match=r"pinned take .* more than half of the KV cache of 96"):
         chat.pin("a very long text " * 5)
     assert chat.pins == ["short"]
     assert tell(chat, "and on") == "ok"

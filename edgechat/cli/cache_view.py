@@ -36,7 +36,7 @@ LOOKS = {
     "forgotten": Look("left the cache for good", "dim strike", "#e6e6e6", "#3d3d3d"),
     "unread": Look("read with the next message", "italic", "transparent", "transparent"),
 }
-HIDDEN = "(the chat template does not show this turn as it is)"
+HIDDEN = "(empty, or changed by the chat template)"
 COUNTED = "Tokens of the text, the chat template's marks left out:"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -380,6 +380,7 @@ class Conversation:
                 told = self.turns[self.summarised : end]
                 self.summary = write_summary(self.cache, self.codec, told, self.summary)
                 self.summarised = end
+                self._check_system()  # which shortens it
 
     def _generate(
         self,

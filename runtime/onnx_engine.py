@@ -59,7 +59,8 @@ class OnnxEngine:
         if importance and not manifest.has_importance:
             raise EngineError(
                 "the bundle was exported with --no-importance, so the policy 'key' and recall "
-                "cannot work; export it again without that option, or use the policy 'window'."
+                "cannot work; export it again without that option, or use the policy 'window' and "
+                "0 recall blocks (--policy window --recall-blocks 0)."
             )
         self.rows, self.capacity = rows, capacity
         self.signals: Signals | None = None

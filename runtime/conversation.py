@@ -21,9 +21,6 @@ from edgechat.runtime.transcript import Transcript
 from edgechat.runtime.upkeep import Upkeep
 
 
-REREAD = 32
-
-
 READ_AGAIN = 32  # tokens at a question's end that are read once more, behind what was recalled
 
 

@@ -20,7 +20,6 @@ from edgechat.runtime.text import Prompt, TextCodec, Turn
 from edgechat.runtime.transcript import Transcript
 from edgechat.runtime.upkeep import Upkeep
 
-
 READ_AGAIN = 32  # tokens at a question's end that are read once more, behind what was recalled
 
 

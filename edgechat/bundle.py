@@ -13,7 +13,7 @@ from typing import Any
 from edgechat.errors import BundleError
 from edgechat.validate import Invalid, build
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "edgechat.json"
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
@@ -34,11 +34,15 @@ class Dims:
 
 @dataclass(frozen=True)
 class Rotary:
-    """What compaction needs to rotate cached keys to new positions (angles per position)."""
+    """What compaction needs to rotate cached keys to new positions (angles per position).
+
+    ``layers`` are those whose keys are rotated so; layers of no Rotary leave keys as they are.
+    """
 
     dim: int
     inv_freq: tuple[float, ...]
     kind: str
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Manifest:
     max_capacity: int
     weight_bytes_per_token: int
     dims: Dims
-    rotary: Rotary
+    rotary: tuple[Rotary, ...]
     graph: Graph
     tokens: Tokens
     files: dict[str, FileInfo]
@@ -199,10 +203,14 @@ def _check_ranges(m: Manifest) -> None:
         raise Invalid(f"max_capacity is {m.max_capacity}")
     if m.kv_dtype not in ("float32", "int8"):
         raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
-    if not all(math.isfinite(x) for x in m.rotary.inv_freq):
-        raise Invalid("rotary.inv_freq holds a value that is not finite")
-    if len(m.rotary.inv_freq) * 2 != m.rotary.dim or m.rotary.dim > m.dims.head_dim:
-        raise Invalid("rotary.inv_freq does not fit rotary.dim")
+    for rotary in m.rotary:
+        if not all(math.isfinite(x) for x in rotary.inv_freq):
+            raise Invalid("rotary.inv_freq holds a value that is not finite")
+        if len(rotary.inv_freq) * 2 != rotary.dim or rotary.dim > m.dims.head_dim:
+            raise Invalid("rotary.inv_freq does not fit rotary.dim")
+    rotated = [layer for rotary in m.rotary for layer in rotary.layers]
+    if len(set(rotated)) != len(rotated) or not set(rotated) <= set(range(m.dims.num_layers)):
+        raise Invalid("rotary.layers names a layer twice or one there is not")
     if not 0 < m.tokens.size <= m.dims.vocab_size:
         raise Invalid(f"tokens.size is {m.tokens.size} for {m.dims.vocab_size} embeddings")
     if any(not 0 <= i < m.dims.vocab_size for i in m.tokens.eos):

@@ -28,14 +28,22 @@ def build_decoder(
         if index == hidden_layer:
             dialect.hidden(x)
         qkv = dialect.linear(normed, layer.qkv, "qkv", f"layers.{index}.qkv")
-        attended = dialect.attention(index, qkv)
+        attended = dialect.attention(index, qkv, layer.q_norm, layer.k_norm)
         if index == spec.num_layers - 1:
             attended, x = dialect.select(attended), dialect.select(x)
         update = dialect.linear(attended, layer.o, "o", f"layers.{index}.o")
-        normed, x = dialect.add_norm(x, update, layer.mlp_norm)
+        if layer.attn_post_norm is not None:
+            update, _ = dialect.add_norm(update, None, layer.attn_post_norm)
+        if spec.parallel:
+            normed, _ = dialect.add_norm(x, None, layer.mlp_norm)
+            _, x = dialect.add_norm(x, update, None)
+        else:
+            normed, x = dialect.add_norm(x, update, layer.mlp_norm)
         gate_up = dialect.linear(normed, layer.gate_up, "gate_up", f"layers.{index}.gate_up")
-        hidden = dialect.gated_activation(gate_up)
+        hidden = dialect.activation(gate_up)
         update = dialect.linear(hidden, layer.down, "down", f"layers.{index}.down")
+        if layer.mlp_post_norm is not None:
+            update, _ = dialect.add_norm(update, None, layer.mlp_post_norm)
         progress(index + 1)
     normed, _ = dialect.add_norm(x, update, weights.final_norm())
     dialect.logits(normed, None if spec.tied_embeddings else weights.head())

@@ -136,7 +136,7 @@ def export_model(
             max_capacity=max_capacity,
             weight_bytes_per_token=dialect.weight_bytes_per_token,
             dims=_dims(spec),
-            rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
+            rotary=_rotaries(spec),
             graph=Graph(GRAPH_FILE, "ort_cpu", inputs, outputs),
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
@@ -160,6 +160,13 @@ def check_options(precision: str, kv: str, capacity: int | None) -> None:
             raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
     if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
         raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
+
+
+def _rotaries(spec: DecoderSpec) -> tuple[Rotary, ...]:
+    return tuple(
+        Rotary(r.dim, r.inv_freq, r.kind, tuple(i for i, of in enumerate(spec.rotary) if of == r))
+        for r in spec.rotaries
+    )
 
 
 def _dims(spec: DecoderSpec) -> Dims:
@@ -201,7 +208,7 @@ def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
     tables = 1 if spec.tied_embeddings else 2
     count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
     weights = int(count * (4 if precision == "fp32" else 1.13))
-    return weights + positions * spec.rotary.dim * 4 + (8 << 20)
+    return weights + positions * sum(r.dim for r in spec.rotaries) * 4 + (8 << 20)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ def rotary_spec(
 
     ``scaling`` is a config's ``rope_scaling`` (or ``rope_parameters``); ``context`` its
     ``max_position_embeddings``; ``capacity`` the longest position the bundle will meet, which
-    fixes the ``dynamic`` type at export. Raises UnsupportedModelError for unknown types.
+    fixes the types ``dynamic`` and ``longrope`` at export. Raises UnsupportedModelError for
+    unknown types.
     """
     scaling = dict(scaling or {})
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
@@ -39,12 +40,14 @@ def rotary_spec(
             freq = _llama3(freq, scaling)
         elif kind == "yarn":
             freq, factor = _yarn(freq, dim, theta, scaling, context)
+        elif kind == "longrope":
+            freq, factor = _longrope(freq, scaling, context, capacity)
         elif kind == "per_frequency":  # GGUF stores llama3 scaling as one divisor a frequency
             freq = freq / np.asarray(scaling["factors"], dtype=np.float64)
         else:
             raise UnsupportedModelError(
                 f"rotary scaling type {kind!r} is not supported; edgechat knows default, linear, "
-                "dynamic, llama3 and yarn."
+                "dynamic, llama3, longrope and yarn."
             )
     except KeyError as missing:
         raise UnsupportedModelError(
@@ -77,6 +80,22 @@ def _llama3(freq: Frequencies, scaling: Mapping[str, Any]) -> Frequencies:
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     result: Frequencies = (1 - smooth) * freq / factor + smooth * freq
     return result
+
+
+def _longrope(
+    freq: Frequencies, scaling: Mapping[str, Any], context: int, capacity: int
+) -> tuple[Frequencies, float]:
+    """LongRoPE (arXiv 2402.13753): a divisor a pair, from one of two lists by the length."""
+    original = float(scaling.get("original_max_position_embeddings") or context)
+    factor = float(scaling.get("factor") or context / original)
+    divisors = scaling["long_factor" if capacity > original else "short_factor"]
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    result: Frequencies = freq / np.asarray(divisors, dtype=np.float64)
+    if result.shape != freq.shape:
+        raise ValueError(f"{np.size(divisors)} divisors for {len(freq)} frequencies")
+    return result, float(attention)
 
 
 def _yarn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,16 @@ COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by 
 MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
 
 
-def mass_layers(num_layers: int) -> tuple[int, ...]:
-    """Layers whose attention mass the graph gives."""
-    return tuple(sorted({min(num_layers - 1, round(num_layers * d)) for d in MASS_DEPTHS}))
+def mass_layers(windows: Sequence[int]) -> tuple[int, ...]:
+    """Layers whose attention mass the graph gives; ``windows`` are all layers' (0: none).
+
+    A layer that sees only a window says nothing about older tokens, so the nearest one without
+    a window is taken, where there is any.
+    """
+    layers = range(len(windows))
+    whole = [i for i in layers if not windows[i]] or layers
+    wanted = [min(len(windows) - 1, round(len(windows) * depth)) for depth in MASS_DEPTHS]
+    return tuple(sorted({min(whole, key=lambda i: abs(i - depth)) for depth in wanted}))
 
 
 def split_rows(graph: GraphBuilder, x: str) -> tuple[str, str]:
@@ -34,13 +41,14 @@ def surprisal(
     head: AnyLinear,
     stored: str | None,
     project: Callable[[AnyLinear], str],
+    cap: Callable[[str], str],
 ) -> None:
     """Output ``surprisal`` [B, Q]: -log p of ``targets`` given the normed states ``x`` [B, Q, E].
 
     p's partition sums over the first COMMON ids only, a sixth of the head's cost for a
     vocabulary of 49,152, and is kept from falling below the token's own weight. ``stored``
     names the graph's float32 head [V, E] (None: it has none); ``project`` spells the product of
-    ``x`` with a part of the head.
+    ``x`` with a part of the head, ``cap`` what is done to every logit.
     """
     rows = _target_rows(graph, head, stored)
     last = graph.constant(np.array([-1]))
@@ -48,7 +56,8 @@ def surprisal(
     if head.bias is not None:
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
-    logits = project(_first_rows(head, COMMON))
+    own = cap(own)
+    logits = cap(project(_first_rows(head, COMMON)))
     # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
     place = graph.constant(np.array(0))
     one = graph.node("Gather", [logits, place], axis=2)

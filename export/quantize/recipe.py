@@ -42,9 +42,14 @@ class Recipe:
         if (precision, kv) == ("fp32", "fp32"):
             return
         rotated = self.weights = RotatedWeights(weights, spec)
-        self.spec = dataclasses.replace(spec, tied_embeddings=False)
-        steps = [f"norms folded, residual stream and values rotated (seed {SEED})"]
+        self.spec = dataclasses.replace(spec, tied_embeddings=False, embedding_scale=1.0)
+        steps = ["LayerNorm read as RMSNorm (mean taken out of the weights)"] * spec.layer_norm
         self._report["steps"] = steps
+        steps.append(
+            f"values rotated (seed {SEED}); not the residual stream, whose post-norms forbid it"
+            if spec.post_norms
+            else f"norms folded, residual stream and values rotated (seed {SEED})"
+        )
         if precision == "int8-weight":
             steps.append(f"int8 weights, a scale for {BLOCK} inputs")
         if precision != "int8" and kv == "fp32":
@@ -55,8 +60,14 @@ class Recipe:
         calibrator = Calibrator(rotated, self.spec, ids)
         self.weights = ObservedWeights(rotated, calibrator)
         if precision == "int8":
-            self.weights = self._w8a8 = W8A8Weights(rotated, calibrator)
-            steps.append(f"down-projection input smoothed (alpha {ALPHA}) and mixed")
+            self.weights = self._w8a8 = W8A8Weights(rotated, self.spec, calibrator)
+            steps.append(
+                f"down-projection input smoothed (alpha {ALPHA}) and mixed"
+                if spec.gated
+                else "down-projection input mixed; not smoothed, since the MLP has no gate"
+            )
+            if spec.post_norms:
+                steps.append("qkv and gate_up input smoothed into the norm before, and mixed")
             steps.append("int8 weights by row, rounded with error feedback")
             steps.append("int8 activations, a scale for each chunk of tokens")
         if kv == "int8":

@@ -21,7 +21,7 @@ def build_decoder(
     """
     x = dialect.embed(weights.embedding())
     update = None
-    hidden_layer = round(spec.num_layers * HIDDEN_DEPTH)
+    hidden_layer = min(round(spec.num_layers * HIDDEN_DEPTH), spec.num_layers - 1)
     for index in range(spec.num_layers):
         layer = weights.layer(index)
         normed, x = dialect.add_norm(x, update, layer.attn_norm)

@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             embedding_multiplier=7.0,
             attention_multiplier=0.2,
             residual_multiplier=0.3,
-            logits_scaling=4.0,
+            logits_scaling=0.5,
             tie_word_embeddings=True,
         ),
     ),

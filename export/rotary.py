@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from edgechat.errors import UnsupportedModelError
 from edgechat.export.spec import RotarySpec
 
 Frequencies = NDArray[np.float64]
+PAIRS = 8
 
 
 def rotary_spec(
@@ -63,6 +65,22 @@ def rotary_spec(
     return RotarySpec(dim, tuple(float(f) for f in freq), factor, kind)
 
 
+def padded(rotary: RotarySpec) -> RotarySpec:
+    """``rotary`` with pairs that never turn added, up to a multiple of PAIRS.
+
+    The attention kernel asks for that. Which features join is
+    ``export/architectures/checkpoint.py``'s choice.
+    """
+    missing = -len(rotary.inv_freq) % PAIRS
+    if missing and rotary.attention_factor != 1:
+        raise UnsupportedModelError(
+            f"{rotary.kind} rotary on {rotary.dim} features of a head is not supported; multiples "
+            f"of {2 * PAIRS} are."
+        )
+    inv_freq = rotary.inv_freq + (0.0,) * missing
+    return dataclasses.replace(rotary, dim=2 * len(inv_freq), inv_freq=inv_freq)
+
+
 def _dynamic(dim: int, theta: float, factor: float, context: int, length: int) -> Frequencies:
     """NTK-aware base for ``length`` positions (unscaled while it fits the context)."""
     length = max(length, context)
@@ -88,14 +106,14 @@ def _longrope(
     """LongRoPE (arXiv 2402.13753): a divisor a pair, from one of two lists by the length."""
     original = float(scaling.get("original_max_position_embeddings") or context)
     factor = float(scaling.get("factor") or context / original)
-    divisors = scaling["long_factor" if capacity > original else "short_factor"]
+    name = "long_factor" if capacity > original else "short_factor"
+    divisors = np.asarray(scaling[name], dtype=np.float64)
+    if divisors.shape != freq.shape:
+        raise ValueError(f"{divisors.size} divisors for {len(freq)} frequencies")
     attention = scaling.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    result: Frequencies = freq / np.asarray(divisors, dtype=np.float64)
-    if result.shape != freq.shape:
-        raise ValueError(f"{np.size(divisors)} divisors for {len(freq)} frequencies")
-    return result, float(attention)
+    return freq / divisors, float(attention)
 
 
 def _yarn(

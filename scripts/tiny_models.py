@@ -82,6 +82,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "gpt_neox": ("GPTNeoX", dict(rotary_pct=0.5, **NEOX)),
+    "gpt_neox, rotary on 20 of 80": (
+        "GPTNeoX",
+        dict(hidden_size=160, num_attention_heads=2, num_key_value_heads=2, rotary_pct=0.25),
+    ),
     "gpt_neox in series": (
         "GPTNeoX",
         dict(rotary_pct=1.0, use_parallel_residual=False, tie_word_embeddings=True, **NEOX),

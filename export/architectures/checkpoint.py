@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from edgechat.export.spec import Array, DecoderSpec, LayerWeights, Linear, TensorReader
+from edgechat.export.spec import (
+    Array,
+    DecoderSpec,
+    LayerWeights,
+    Linear,
+    RotarySpec,
+    TensorReader,
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,11 @@ class CheckpointWeights:
             return linear if norm is None else self._behind(prefix + norm, linear)
 
         qkv = reads(n.qkv, [s.q_size, s.kv_size, s.kv_size], n.attn_norm)
+        qkv = _paired(s, s.rotary[index], _ungrouped(s, qkv) if n.grouped_qkv else qkv)
         heads = (s.q_size, s.kv_size) if n.whole_qk_norm else (s.head_dim, s.head_dim)
         return LayerWeights(
             attn_norm=norm(n.attn_norm),
-            qkv=_ungrouped(s, qkv) if n.grouped_qkv else qkv,
+            qkv=qkv,
             o=self._writes(prefix, n.o, s.q_size),
             mlp_norm=norm(n.mlp_norm),
             gate_up=reads(n.gate_up, [inner] * (1 + s.gated), n.mlp_norm),
@@ -153,3 +161,21 @@ def _ungrouped(spec: DecoderSpec, qkv: Linear) -> Linear:
         return np.concatenate([p.reshape(-1, *x.shape[1:]) for p in parts])
 
     return Linear(reorder(qkv.weight), None if qkv.bias is None else reorder(qkv.bias))
+
+
+def _paired(spec: DecoderSpec, rotary: RotarySpec | None, qkv: Linear) -> Linear:
+    """Queries and keys with their features in the order that ``rotary`` pairs them.
+
+    Pairs are (i, i + dim / 2). Where ``rotary`` was padded with pairs that never turn, features
+    behind the turning ones make those pairs; scores do not depend on the order.
+    """
+    if rotary is None or all(rotary.inv_freq):
+        return qkv
+    turning, half = int(np.count_nonzero(rotary.inv_freq)), rotary.dim // 2
+    first, second, rest = np.split(np.arange(spec.head_dim), [turning, 2 * turning])
+    still = half - turning
+    order = np.concatenate([first, rest[:still], second, rest[still:]])
+    rows = np.arange(len(qkv.weight))
+    size = spec.q_size + spec.kv_size
+    rows[:size] = rows[:size].reshape(-1, spec.head_dim)[:, order].ravel()
+    return Linear(qkv.weight[rows], None if qkv.bias is None else qkv.bias[rows])

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgechat.errors import SourceError, UnsupportedModelError
-from edgechat.export.rotary import rotary_spec
+from edgechat.export.rotary import padded, rotary_spec
 from edgechat.export.spec import Activation, DecoderSpec, RotarySpec
 
 # Fields that change nothing about the forward pass of a decoder.
@@ -174,16 +174,16 @@ def rotary_of(
     if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 < part <= 1:
         raise SourceError(f"the model's config says partial_rotary_factor = {part!r}, not a share.")
     dim = int(head_dim * part)
-    if (share is None and part != 1) or dim % 16:
+    if (share is None and part != 1) or dim % 2 or not dim:
         raise UnsupportedModelError(
             f"rotary on {dim} of {head_dim} features of a head (partial_rotary_factor {part}) is "
-            "not supported for this architecture; multiples of 16 are, where the family has them."
+            "not supported for this architecture."
         )
     base = rope.get("rope_theta")
     base = theta if base is None else base
     if isinstance(base, bool) or not isinstance(base, (int, float)) or not base > 1:
         raise SourceError(f"the model's config says rope_theta = {base!r}, not a number above 1.")
-    return rotary_spec(dim, float(base), rope, context, capacity or context)
+    return padded(rotary_spec(dim, float(base), rope, context, capacity or context))
 
 
 def layer_windows(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     config = Config({**values, **usual})
     result = base_spec(config, "falcon", capacity, norm_eps=EPS, activation=ACTIVATION)
     known = "new_decoder_architecture multi_query parallel_attn num_kv_heads ffn_hidden_size bias"
-    config.refuse_rest(known=(*known.split(), "num_ln_in_parallel_attn"))
+    config.refuse_rest(known=(*known.split(), "num_ln_in_parallel_attn", "ff_factor"))
     return dataclasses.replace(
         result, layer_norm=True, parallel=parallel, gated=False, tied_embeddings=False
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ LONGROPE: dict[str, Any] = dict(
     partial_rotary_factor=0.5,
     short_factor=[1 + i / 8 for i in range(8)],
     long_factor=[2 + i for i in range(8)],
-    original_max_position_embeddings=100,
 )
 WINDOW: dict[str, Any] = dict(use_sliding_window=True, sliding_window=24, max_window_layers=1)
 NEOX: dict[str, Any] = dict(hidden_size=128, num_key_value_heads=4)
@@ -58,7 +58,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", dict(attn_logit_softcapping=5.0, final_logit_softcapping=9.0, **GEMMA)),
     "gemma3": ("Gemma3Text", dict(num_hidden_layers=7, **GEMMA)),
     "phi3": ("Phi3", {}),
-    "phi3 longrope": ("Phi3", dict(head_dim=32, hidden_size=128, rope_parameters=LONGROPE)),
+    "phi3 longrope": (
+        "Phi3",
+        dict(hidden_size=128, rope_parameters=LONGROPE, original_max_position_embeddings=100),
+    ),
+    "phi3 longrope, short": ("Phi3", dict(hidden_size=128, rope_parameters=LONGROPE)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=5)),
     "granite": (
         "Granite",
@@ -148,7 +152,7 @@ def transformers_logits(folder: Path, ids: Ids, **load: Any) -> Logits:
     return logits
 
 
-def bundle_logits(bundle: Path, ids: Ids, chunks: list[int]) -> Logits:
+def bundle_logits(bundle: Path, ids: Ids, chunks: Sequence[int] = ()) -> Logits:
     """[T, vocab] of a bundle that is fed ``ids`` in pieces of ``chunks`` tokens and the rest."""
     engine = OnnxEngine(load_bundle(bundle), capacity=len(ids) + 3)
     parts, done = [], 0

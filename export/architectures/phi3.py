@@ -14,7 +14,8 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     config = Config(values)
     rope = config.rope()
     original = config.optional("original_max_position_embeddings")
-    rope.setdefault("original_max_position_embeddings", original)
+    if original is not None:
+        rope["original_max_position_embeddings"] = original
     kind = rope.get("rope_type", rope.get("type"))
     if kind in ("su", "yarn"):  # what longrope was called in Phi's first configs
         rope["rope_type"] = "longrope"

@@ -67,9 +67,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": (
         "Granite",
         dict(
-            embedding_multiplier=7.0,
+            embedding_multiplier=2.0,
             attention_multiplier=0.2,
-            residual_multiplier=0.3,
+            residual_multiplier=0.7,
             logits_scaling=0.5,
             tie_word_embeddings=True,
         ),

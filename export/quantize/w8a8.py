@@ -18,7 +18,7 @@ the head then keeps float activations.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
 import numpy as np
 
@@ -71,15 +71,16 @@ class W8A8Weights:
         name = f"layers.{index}"
         attn_norm, qkv = self._reader(layer.attn_norm, layer.qkv, seen.qkv, f"{name}.qkv")
         mlp_norm, gate = self._reader(layer.mlp_norm, gate_up, seen.gate_up, f"{name}.gate_up")
-        changed: dict[str, Any] = {
-            "attn_norm": attn_norm,
-            "qkv": qkv,
-            "o": self._checked(layer.o, seen.o, f"{name}.o"),
-            "mlp_norm": mlp_norm,
-            "gate_up": gate,
-            "down": self._checked(down, smooth, f"{name}.down", size),
-        }
-        return LayerWeights(**{**vars(layer), **changed})
+        result: LayerWeights[AnyLinear] = layer
+        return dataclasses.replace(
+            result,
+            attn_norm=attn_norm,
+            qkv=qkv,
+            o=self._checked(layer.o, seen.o, f"{name}.o"),
+            mlp_norm=mlp_norm,
+            gate_up=gate,
+            down=self._checked(down, smooth, f"{name}.down", size),
+        )
 
     def _reader(
         self, gain: Array | None, linear: Linear, x: Array, name: str

@@ -30,7 +30,7 @@ from edgechat.export.sources.base import read_checked
 from edgechat.runtime.onnx_engine import OnnxEngine
 
 START = np.zeros(1, dtype=np.int32)
-# nats of KL divergence by precision and KV cache; models that share no weights differ by about 0.7
+# nats of KL divergence by precision and KV cache; models that share no weights: 0.7 to 2.4
 LIMITS = {("int8", "fp32"): 0.006, ("int8-weight", "fp32"): 0.003, ("fp32", "int8"): 0.004}
 
 
@@ -53,10 +53,9 @@ def test_fp32_equals_transformers(name: str, tmp_path: Path) -> None:
     surprisal = -log_p[np.arange(len(ids) - 1), ids[1:]]
     assert np.abs(engine.signals.surprisal[0] - surprisal).max() < 1e-3
     architecture = find_architecture(source.config)
-    assert engine.signals.attention_mass.sum() == pytest.approx(
-        len(ids) * architecture.spec(source.config, None).num_heads, rel=1e-3
-    )
     spec = architecture.spec(source.config, None)
+    mass = engine.signals.attention_mass.sum()
+    assert mass == pytest.approx(len(ids) * spec.num_heads, rel=1e-3)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
     wanted = pytest.approx(np.exp(surprisal.mean()), rel=1e-3)
     assert perplexity(weights, spec, ids) == wanted

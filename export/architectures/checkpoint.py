@@ -23,9 +23,10 @@ class Layout:
 
     What belongs to a layer is named from ``layers``.<number> on. ``qkv`` and ``gate_up`` are one
     packed tensor or several to be stacked. With ``grouped_qkv`` the packed rows of each KV head
-    stand together: its queries, its key, its value. ``biased`` names the linears that have a
-    bias (a part of ``qkv`` counts by itself). ``norm_offset`` is added to every norm's gain,
-    ``residual_scale`` multiplies what is added to the residual stream, ``logit_scale`` logits.
+    stand together: its queries, its key, its value. With ``whole_qk_norm`` queries and keys are
+    normed over all heads at once. ``biased`` names the linears that have a bias. ``norm_offset``
+    is added to every norm's gain, ``residual_scale`` multiplies what is added to the residual
+    stream, ``logit_scale`` logits.
     """
 
     embedding: str = "model.embed_tokens"
@@ -115,17 +116,12 @@ class CheckpointWeights:
         return self._read(f"{name}.weight", (size,)) + np.float32(self._layout.norm_offset)
 
     def _linear(self, prefix: str, parts: list[tuple[str, tuple[int, int]]]) -> Linear:
-        """The stacked rows of ``parts``; a part without a bias beside one with has zeros."""
-        weights = [self._read(f"{prefix}{name}.weight", shape) for name, shape in parts]
-        if self._layout.biased.isdisjoint(name for name, _ in parts):
-            return Linear(np.concatenate(weights))
-        biases = [
-            self._read(f"{prefix}{name}.bias", shape[:1])
-            if name in self._layout.biased
-            else np.zeros(shape[:1], dtype=np.float32)
-            for name, shape in parts
-        ]
-        return Linear(np.concatenate(weights), np.concatenate(biases))
+        """The stacked rows of ``parts``, which have biases either all or none."""
+        weight = np.concatenate([self._read(f"{prefix}{n}.weight", shape) for n, shape in parts])
+        if parts[0][0] not in self._layout.biased:
+            return Linear(weight)
+        biases = [self._read(f"{prefix}{n}.bias", shape[:1]) for n, shape in parts]
+        return Linear(weight, np.concatenate(biases))
 
     def _writes(self, prefix: str, name: str, size: int) -> Linear:
         """A projection of ``size`` features to the residual stream."""

@@ -152,24 +152,27 @@ class GGUFFile:
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_down.bias" in self._tensors,
         }
+        packed_bias = "blk.0.attn_qkv.bias" in self._tensors
         model_type = config["model_type"]
+        if model_type == "qwen2":  # always has them
+            return {"mlp_bias": biases["mlp_bias"]}
         if model_type == "stablelm":
-            return {"use_qkv_bias": biases["attention_bias"]}
+            return {"use_qkv_bias": biases["attention_bias"], "mlp_bias": biases["mlp_bias"]}
         if model_type == "gpt_neox":
-            return {"attention_bias": "blk.0.attn_qkv.bias" in self._tensors}
+            return {"attention_bias": packed_bias}
         if model_type in ("gemma2", "gemma3_text"):
             large = config["num_hidden_layers"] in GEMMA_27B_LAYERS
             width = config["hidden_size"] // config["num_attention_heads"]
-            return {"query_pre_attn_scalar": width if large else config["head_dim"]}
+            return {"query_pre_attn_scalar": width if large else config["head_dim"], **biases}
         if model_type == "falcon":
             return {
                 "num_kv_heads": config["num_key_value_heads"],
                 "ffn_hidden_size": config["intermediate_size"],
                 "new_decoder_architecture": True,
                 "num_ln_in_parallel_attn": 2 if FALCON_SECOND_NORM in self._tensors else 1,
-                "bias": "blk.0.attn_qkv.bias" in self._tensors,
+                "bias": packed_bias,
             }
-        return biases if model_type in ("llama", "smollm3", "granite") else {}
+        return biases
 
     def _grouped(self, value: Array) -> Array:
         """Rows sorted into queries, keys and values, brought back to KV head by KV head."""

@@ -13,6 +13,7 @@ import torch
 from tiny_models import bundle_logits, random_ids, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edgechat.errors import UnsupportedModelError
 from edgechat.export import export_model, open_source
 from edgechat.export.sources.base import load_tokenizer
 
@@ -162,6 +163,22 @@ def test_gguf_of_every_architecture_answers_as_its_folder(name: str, tmp_path: P
     ]
     a, b = (bundle_logits(bundle.folder, ids) for bundle in bundles)
     assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
+
+
+def test_gguf_settings_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "gemma3")
+    path = tmp_path / "model.gguf"
+    add = gguf.GGUFWriter.add_block_count
+
+    def add_more(writer: gguf.GGUFWriter, count: int) -> None:
+        add(writer, count)
+        writer.add_uint32("gemma3.altup.num_inputs", 4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_block_count", add_more)
+        write_gguf(tmp_path, path, "gemma3")
+    with pytest.raises(UnsupportedModelError, match=r"gemma3\.altup\.num_inputs"):
+        open_source(str(path), print)
 
 
 @pytest.mark.parametrize("tied", [False, True])

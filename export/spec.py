@@ -63,6 +63,10 @@ class DecoderSpec:
     layer_norm: bool = False
     post_norms: bool = False
 
+    def __post_init__(self) -> None:
+        if self.layer_norm and self.tied_embeddings:
+            raise ValueError("a centred embedding cannot be the head too")
+
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim

@@ -17,11 +17,13 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     )
     parallel = config.flag("use_parallel_residual")
     config.refuse_rest(known=("use_qkv_bias",), neutral={"rotary_scaling_factor": 1.0})
-    return dataclasses.replace(result, layer_norm=True, parallel=parallel)
+    return dataclasses.replace(result, layer_norm=True, parallel=parallel, tied_embeddings=False)
 
 
 def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
     layout = Layout()
+    if values.get("tie_word_embeddings"):
+        layout = dataclasses.replace(layout, head=layout.embedding)
     if spec.parallel:  # attention and MLP share a norm
         layout = dataclasses.replace(layout, mlp_norm=layout.attn_norm)
     if values.get("use_qkv_bias"):

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tiny_models import (
+    COMMON,
     MODELS,
     bundle_logits,
     divergence,
@@ -61,6 +63,17 @@ def test_fp32_equals_transformers(name: str, tmp_path: Path) -> None:
     assert perplexity(weights, spec, ids) == wanted
     plain = dataclasses.replace(spec, tied_embeddings=False, embedding_scale=1.0)
     assert perplexity(RotatedWeights(weights, spec), plain, ids) == wanted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_head_and_embedding_may_be_one_or_two(name: str, tmp_path: Path) -> None:
+    kind, values = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**{**COMMON, **values})
+    write_model(tmp_path, name, tie_word_embeddings=not config.tie_word_embeddings)
+    bundle = export_model(open_source(str(tmp_path), print), tmp_path / "b", "fp32").folder
+    ids = random_ids(150)
+    difference = bundle_logits(bundle, ids) - transformers_logits(tmp_path, ids)
+    assert np.abs(difference).max() < 1e-3
 
 
 @pytest.mark.parametrize("name", MODELS)

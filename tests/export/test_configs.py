@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import transformers
 from released_configs import RELEASED
+from tiny_models import (
+    COMMON,
+    MODELS,
+    bundle_logits,
+    random_ids,
+    transformers_logits,
+    write_model,
+)
 from transformers import CONFIG_MAPPING
 
-from edgechat.errors import UnsupportedModelError
+from edgechat.errors import EdgechatError, UnsupportedModelError
+from edgechat.export import export_model, open_source
 from edgechat.export.architectures import find_architecture
 from edgechat.export.spec import DecoderSpec
 
@@ -62,3 +74,46 @@ def test_what_would_answer_differently_is_refused_by_name(field: str) -> None:
 def test_a_field_nobody_knows_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="attention_gain"):
         spec({**RELEASED[name], "attention_gain": 2.0})
+
+
+OF_NO_EFFECT = frozenset(
+    """vocab_size bos_token_id eos_token_id pad_token_id model_type transformers_version dtype
+    initializer_range use_cache architectures output_attentions output_hidden_states return_dict
+    problem_type is_encoder_decoder chunk_size_feed_forward id2label label2id""".split()
+)
+FAMILIES = """llama mistral qwen3 gemma2 gemma3 phi3 smollm3 granite olmo2 stablelm gpt_neox
+    falcon""".split()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen2 with windows", "falcon 40B"])
+def test_every_field_that_changes_is_obeyed_or_refused(name: str, tmp_path: Path) -> None:
+    """Each number and flag of the config by itself, wherever transformers makes a model of it."""
+    kind, values = MODELS[name]
+    usual = getattr(transformers, f"{kind}Config")(**{**COMMON, **values}).to_dict()
+    ids, obeyed = random_ids(80), 0
+    for number, (field, value) in enumerate(usual.items()):
+        other = changed(value)
+        if other is None or field in OF_NO_EFFECT or field.startswith("_"):
+            continue
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        try:
+            write_model(folder, name, **{"initializer_range": 0.2, field: other})
+            expected = transformers_logits(folder, ids)
+        except Exception:  # transformers has many ways to refuse
+            continue
+        try:
+            bundle = export_model(open_source(str(folder), print), folder / "b", "fp32")
+        except EdgechatError:
+            continue
+        assert np.abs(bundle_logits(bundle.folder, ids, [30]) - expected).max() < 1e-3, field
+        obeyed += 1
+    assert obeyed >= 8
+
+
+def changed(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return 2 * value
+    return 1.7 * value + 0.1 if isinstance(value, float) else None

@@ -33,7 +33,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
     def make(seed: int = 0, shards: bool = False, dtype: str = "float32", **config: Any) -> Path:
         torch.manual_seed(seed)
-        values: dict[str, Any] = {**COMMON, "rms_norm_eps": 1e-5, **config}
+        values = {**COMMON, "pad_token_id": None, "rms_norm_eps": 1e-5, **config}
         model = LlamaForCausalLM(LlamaConfig(**values)).to(getattr(torch, dtype))
         folder = tmp_path_factory.mktemp("hf")
         model.save_pretrained(folder, max_shard_size="50KB" if shards else "5GB")

@@ -67,7 +67,7 @@ class Recipe:
                 else "down-projection input mixed; not smoothed, since the MLP has no gate"
             )
             if spec.post_norms:
-                steps.append("qkv and gate_up input smoothed into the norm before, and mixed")
+                steps.append("qkv and gate_up input mixed, and smoothed into a norm before them")
             steps.append("int8 weights by row, rounded with error feedback")
             steps.append("int8 activations, a scale for each chunk of tokens")
         if kv == "int8":

@@ -15,6 +15,7 @@ from edgechat.validate import Invalid, build
 
 SCHEMA = 2
 MANIFEST = "edgechat.json"
+KV_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element of the cache
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
 
@@ -105,8 +106,7 @@ class Manifest:
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
         d = self.dims
-        element = 4 if self.kv_dtype == "float32" else 1
-        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * element
+        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * KV_BYTES[self.kv_dtype]
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _check_ranges(m: Manifest) -> None:
         raise Invalid(f"dims.num_layers is {m.dims.num_layers}")
     if not 0 < m.max_capacity < 1 << 24:
         raise Invalid(f"max_capacity is {m.max_capacity}")
-    if m.kv_dtype not in ("float32", "int8"):
+    if m.kv_dtype not in KV_BYTES:
         raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
     if not all(math.isfinite(x) for x in m.rotary.inv_freq):
         raise Invalid("rotary.inv_freq holds a value that is not finite")

@@ -26,10 +26,13 @@ from edgechat.bundle import (
     load_bundle,
     write_manifest,
 )
-from edgechat.errors import BundleError, SettingsError, SourceError
+from edgechat.errors import BundleError, SourceError
 from edgechat.export.architectures import find_architecture
 from edgechat.export.decoder import build_decoder
+from edgechat.export.dialects.base import Dialect
 from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
+from edgechat.export.dialects.tensorrt import TensorRt
+from edgechat.export.dialects.tensorrt_10_15 import TensorRt1015
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
@@ -37,12 +40,12 @@ from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, Ids
+from edgechat.export.targets import check_options
 
-PRECISIONS = ("int8", "int8-weight", "fp32")
-KV_PRECISIONS = ("fp32", "int8")
 Measure = Callable[[Bundle, Ids], float]
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
-LARGEST_CAPACITY = 1 << 20
+TENSORRT: dict[str, type[TensorRt]] = {"tensorrt_10_15": TensorRt1015}
+KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -63,20 +66,21 @@ class Progress:
 
 def export_model(
     source: Source,
-    target: Path,
+    output: Path,
     precision: str = "int8",
-    kv: str = "fp32",
+    kv: str | None = None,
     capacity: int | None = None,
     calibration: Path | None = None,
     overwrite: bool = False,
     importance: bool = True,
     progress: Progress | None = None,
     measure: Measure | None = None,
+    target: str = "cpu",
 ) -> Bundle:
-    """Write a bundle of ``source`` to the folder ``target`` and return it.
+    """Write a bundle of ``source`` to the folder ``output`` and return it.
 
-    ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations) or fp32; ``kv``:
-    fp32 or int8 cache. ``capacity`` is the longest KV cache the bundle can be run with, in
+    ``target`` is a name in TARGETS. ``precision``: int8 (W8A8), int8-weight (8-bit weights, float
+    activations), fp16 or fp32; ``kv``: fp32 or int8 cache on the CPU. ``capacity`` is the longest KV cache the bundle can be run with, in
     tokens (default: the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
     ``measure`` returns the finished bundle's perplexity on token
@@ -85,7 +89,8 @@ def export_model(
     BundleError.
     """
     progress = progress or Progress()
-    check_options(precision, kv, capacity)
+    backend = check_options(precision, kv, capacity, target)
+    kv = backend.kv(precision, kv)
     architecture = find_architecture(source.config)
     spec = architecture.spec(source.config, capacity)
     if capacity is not None and capacity > spec.context_length:
@@ -99,24 +104,18 @@ def export_model(
     tokens = _tokens(spec, text, tokenizer)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
     bos = tokens.bos if tokens.adds_bos else None
-    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration)
-    with _new_folder(target, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
-        with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, OPSETS) as graph:
-            dialect = OrtCpu(
-                graph,
-                recipe.spec,
-                blocks=precision != "fp32",
-                max_capacity=max_capacity,
-                kv_scales=recipe.kv_scales,
-                importance=importance,
-            )
-            build_decoder(
-                recipe.spec,
-                recipe.weights,
-                dialect,
-                lambda done: progress.layers(done, spec.num_layers),
-            )
-            graph.save()
+    static = backend.dialect in TENSORRT
+    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
+    with _new_folder(output, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
+        dialect = _write_graph(
+            folder,
+            backend.dialect,
+            recipe,
+            precision,
+            max_capacity,
+            importance,
+            lambda done: progress.layers(done, spec.num_layers),
+        )
         (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
         names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
         if text.chat_template is None:
@@ -132,34 +131,62 @@ def export_model(
             architecture=spec.architecture,
             source=source.kind,
             precision=precision,
-            kv_dtype={"fp32": "float32", "int8": "int8"}[kv],
+            kv_dtype=KV_TYPES[kv],
             max_capacity=max_capacity,
             weight_bytes_per_token=dialect.weight_bytes_per_token,
             dims=_dims(spec),
             rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
-            graph=Graph(GRAPH_FILE, "ort_cpu", inputs, outputs),
+            graph=Graph(GRAPH_FILE, backend.dialect, inputs, outputs),
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
             quantization=recipe.report(),
         )
         write_manifest(folder, manifest)
         written = load_bundle(folder)  # what was written must load
-        if measure is not None and (precision, kv) != ("fp32", "fp32"):
+        if measure is not None and not (precision == kv == "fp32"):
             progress.say("measuring what quantisation costs")
             ids = windows(tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
-    return load_bundle(target)
+    return load_bundle(output)
 
 
-def check_options(precision: str, kv: str, capacity: int | None) -> None:
-    """SettingsError for a value that no export can use."""
-    for name, value, known in (("precision", precision, PRECISIONS), ("kv", kv, KV_PRECISIONS)):
-        if value not in known:
-            raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
-    if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
-        raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
+def _write_graph(
+    folder: Path,
+    name: str,
+    recipe: Recipe,
+    precision: str,
+    max_capacity: int,
+    importance: bool,
+    done: Callable[[int], None],
+) -> Dialect:
+    """The decoder's graph and data files in the dialect ``name``."""
+    tensorrt = TENSORRT.get(name)
+    opsets = OPSETS if tensorrt is None else tensorrt.opsets
+    with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, opsets) as graph:
+        dialect: Dialect
+        if tensorrt is None:
+            dialect = OrtCpu(
+                graph,
+                recipe.spec,
+                blocks=precision != "fp32",
+                max_capacity=max_capacity,
+                kv_scales=recipe.kv_scales,
+                importance=importance,
+            )
+        else:
+            dialect = tensorrt(
+                graph,
+                recipe.spec,
+                dtype="float32" if precision == "fp32" else "float16",
+                int8=precision.startswith("int8"),
+                max_capacity=max_capacity,
+                importance=importance,
+            )
+        build_decoder(recipe.spec, recipe.weights, dialect, done)
+        graph.save()
+    return dialect
 
 
 def _dims(spec: DecoderSpec) -> Dims:

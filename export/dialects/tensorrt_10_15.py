@@ -1,0 +1,83 @@
+"""TensorRT 10.15 and later (JetPack 7.2): the opset-24 operators that it maps to its own layers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgechat.bundle import TensorInfo
+from edgechat.export.dialects import tensorrt_signals
+from edgechat.export.dialects.ort_cpu import rotary_tables
+from edgechat.export.dialects.ort_importance import mass_layers
+from edgechat.export.dialects.tensorrt import BATCH, CAPACITY, TensorRt
+from edgechat.export.spec import Array
+
+
+class TensorRt1015(TensorRt):
+    """The cache is written in place: each past and present pair is one buffer.
+
+    ``cache_length`` [B] says where a row's new keys and values go. Attention gets an explicit
+    mask: TensorRT aligns ``is_causal`` differently and ignores ``nonpad_kv_seqlen``.
+    """
+
+    opsets = {"": 24}
+    _rotary: tuple[str, str] = ("", "")
+    _causal = ""
+
+    def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+        shape = (BATCH, self._spec.num_kv_heads, CAPACITY, self._spec.head_dim)
+        kinds = ("key", "value")
+        return (
+            tuple(TensorInfo(f"past_{k}.{{i}}", self._dtype.name, shape) for k in kinds),
+            tuple(TensorInfo(f"present_{k}.{{i}}", self._dtype.name, shape) for k in kinds),
+        )
+
+    def embed(self, table: Array) -> str:
+        tables = rotary_tables(self._spec, self._max_capacity)
+        cos, sin = (x.astype(self._dtype) for x in tables)
+        self._rotary = self._graph.weight("rotary.cos", cos), self._graph.weight("rotary.sin", sin)
+        self._causal = self._causal_mask()
+        return super().embed(table)
+
+    def attention(self, layer: int, qkv: str) -> str:
+        graph, s = self._graph, self._spec
+        qk, v = self._split(
+            self._heads(qkv, s.num_heads + 2 * s.num_kv_heads),
+            [s.num_heads + s.num_kv_heads, s.num_kv_heads],
+            axis=1,
+        )
+        partial = {} if s.rotary.dim == s.head_dim else {"rotary_embedding_dim": s.rotary.dim}
+        qk = graph.node("RotaryEmbedding", [qk, *self._rotary, "position_ids"], **partial)
+        q, k = self._split(qk, [s.num_heads, s.num_kv_heads], axis=1)
+        keys, values = (
+            self._scatter(f"{kind}.{layer}", new) for kind, new in (("key", k), ("value", v))
+        )
+        if self._importance and layer in mass_layers(s.num_layers):
+            self._masses.append(self._mass(q, keys))
+        return self._flat(graph.node("Attention", [q, keys, values, self._causal]))
+
+    def _scatter(self, name: str, new: str) -> str:
+        inputs = [f"past_{name}", new, "cache_length"]
+        (out,) = [f"present_{name}"]
+        return str(self._graph.node("TensorScatter", inputs, [out], axis=-2, mode="linear"))
+
+    def _norm(self, x: str, gamma: Array) -> str:
+        gain = self._graph.constant(gamma)
+        eps = self._spec.norm_eps
+        return str(self._graph.node("RMSNormalization", [x, gain], axis=-1, epsilon=eps))
+
+    def _causal_mask(self) -> str:
+        """[B, 1, S, C]: a token sees its own slot and those in front of it."""
+        graph = self._graph
+        _, slots = self._slots("past_key.0", 2)
+        _, steps = self._slots("input_ids", 1)
+        lengths = graph.node("Unsqueeze", ["cache_length", graph.constant(np.array([1]))])
+        own = graph.node("Add", [lengths, steps])  # [B, S]
+        own = graph.node("Unsqueeze", [own, graph.constant(np.array([1, 3]))])
+        return self._mask(graph.node("LessOrEqual", [slots, own]))
+
+    def _mass(self, q: str, keys: str) -> str:
+        s = self._spec
+        group = s.num_heads // s.num_kv_heads
+        mask = self._graph.node("Concat", [self._float32(self._causal)] * group, axis=2)
+        q, scale = self._grouped(q), s.head_dim**-0.5
+        return tensorrt_signals.slot_mass(self._graph, q, keys, mask, scale)

@@ -20,17 +20,17 @@ CHUNK = 256  # tokens a step while measuring
 
 
 class GraphRunner:
-    """One row over a cache of ``capacity`` slots; ``keys`` and ``values`` are [layers, H_kv, C, D].
+    """One row over a cache of the bundle's capacity; ``keys`` and ``values`` are [layers, H_kv, C, D].
 
     Raises EngineError when ONNX Runtime cannot load the graphs.
     """
 
-    def __init__(self, bundle: Bundle, capacity: int, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         manifest, self._bundle = bundle.manifest, bundle
         dims, self._threads = manifest.dims, threads
         self._step = self._session(manifest.graph.file)
         self._in_place = any(t.name == "present_key.{i}" for t in manifest.graph.outputs)
-        shape = (dims.num_layers, dims.num_kv_heads, capacity, dims.head_dim)
+        shape = (dims.num_layers, dims.num_kv_heads, manifest.max_capacity, dims.head_dim)
         self.keys, self.values = (np.zeros(shape, dtype=manifest.kv_dtype) for _ in range(2))
         self.length = 0
 

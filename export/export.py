@@ -33,6 +33,7 @@ from edgechat.export.dialects.base import Dialect
 from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
 from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.dialects.tensorrt_10_15 import TensorRt1015
+from edgechat.export.dialects.tensorrt_10_3 import TensorRt103
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
@@ -44,7 +45,10 @@ from edgechat.export.targets import check_options
 
 Measure = Callable[[Bundle, Ids], float]
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
-TENSORRT: dict[str, type[TensorRt]] = {"tensorrt_10_15": TensorRt1015}
+TENSORRT: dict[str, type[TensorRt]] = {
+    "tensorrt_10_15": TensorRt1015,
+    "tensorrt_10_3": TensorRt103,
+}
 KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
@@ -98,7 +102,7 @@ def export_model(
             f"note: capacity {capacity:,} is beyond the {spec.context_length:,} tokens the model "
             "was trained for; a full cache that long will answer worse."
         )
-    max_capacity = capacity or spec.context_length
+    max_capacity = capacity or backend.capacity(spec.context_length)
     text = source.text()
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
     tokens = _tokens(spec, text, tokenizer)
@@ -181,7 +185,7 @@ def _write_graph(
                 recipe.spec,
                 dtype="float32" if precision == "fp32" else "float16",
                 int8=precision.startswith("int8"),
-                max_capacity=max_capacity,
+                capacity=max_capacity,
                 importance=importance,
             )
         build_decoder(recipe.spec, recipe.weights, dialect, done)

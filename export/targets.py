@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgechat.errors import SettingsError
 
 LARGEST_CAPACITY = 1 << 20
+FIXED_CAPACITY = 2048  # where every step reads the whole cache, however little is in it
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Target:
     @property
     def is_tensorrt(self) -> bool:
         return self.dialect.startswith("tensorrt")
+
+    def capacity(self, context_length: int) -> int:
+        """Slots of the cache where none are asked for."""
+        return min(context_length, FIXED_CAPACITY) if self.is_tensorrt else context_length
 
     def kv(self, precision: str, kv: str | None) -> str:
         """The KV cache's precision: fp32, fp16 or int8."""

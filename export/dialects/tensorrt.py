@@ -18,7 +18,7 @@ from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
 from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Linear, StaticInt8Linear
 
-BATCH, STEPS, CAPACITY = "batch", "tokens", "capacity"
+BATCH, STEPS = "batch", "tokens"
 OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
 ONNX_TYPES = {"float32": 1, "float16": 10}  # Cast's names for them
 MASKED = -65504.0  # added to a score: the lowest float16, which no softmax lets through
@@ -42,7 +42,8 @@ class TensorRt(ABC):
 
     ``dtype`` is float16, or float32 for a twin that ONNX Runtime's CPU compares with the model
     (TensorRT itself builds no float32 attention). ``int8`` stores the embedding in 8 bits; a
-    projection is stored the way it comes. ``importance`` adds the outputs ``surprisal``,
+    projection is stored the way it comes. ``capacity`` is the length of the cache: TensorRT takes
+    no other than a fixed one. ``importance`` adds the outputs ``surprisal``,
     ``hidden`` and ``attention_mass``.
     """
 
@@ -54,12 +55,12 @@ class TensorRt(ABC):
         spec: DecoderSpec,
         dtype: str,
         int8: bool,
-        max_capacity: int,
+        capacity: int,
         importance: bool = True,
     ) -> None:
         self._graph, self._spec, self._int8, self._importance = graph, spec, int8, importance
         self._dtype = np.dtype(dtype)
-        self._max_capacity = max_capacity
+        self._capacity = capacity
         self._table = np.zeros((0, 0), dtype=np.float32)
         self._embedding = Stored("")
         self._masses: list[str] = []
@@ -81,7 +82,7 @@ class TensorRt(ABC):
             self._outputs += (
                 TensorInfo("surprisal", "float32", (BATCH, TARGETS)),
                 TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
-                TensorInfo("attention_mass", "float32", (BATCH, CAPACITY)),
+                TensorInfo("attention_mass", "float32", (BATCH, capacity)),
             )
         for info in self._inputs:
             for name in self._each_layer(info.name):
@@ -233,13 +234,13 @@ class TensorRt(ABC):
         constant = self._graph.constant(np.array(sizes))
         return list(self._graph.node("Split", [x, constant], len(sizes), axis=axis))
 
-    def _slots(self, name: str, axis: int) -> tuple[str, str]:
-        """The size of an input's ``axis`` as a scalar, and 0 … size - 1, both int64."""
+    def _steps(self) -> str:
+        """0 … S - 1, int64."""
         graph = self._graph
-        size = graph.node("Shape", [name], start=axis, end=axis + 1)
+        size = graph.node("Shape", ["input_ids"], start=1, end=2)
         size = graph.node("Squeeze", [size, graph.constant(np.array([0]))])
         zero, one = (graph.constant(np.array(n)) for n in (0, 1))
-        return size, str(graph.node("Range", [zero, size, one]))
+        return str(graph.node("Range", [zero, size, one]))
 
     def _mask(self, valid: str) -> str:
         """Booleans to what is added to scores."""

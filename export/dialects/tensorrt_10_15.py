@@ -8,7 +8,7 @@ from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import tensorrt_signals
 from edgechat.export.dialects.ort_cpu import rotary_tables
 from edgechat.export.dialects.ort_importance import mass_layers
-from edgechat.export.dialects.tensorrt import BATCH, CAPACITY, TensorRt
+from edgechat.export.dialects.tensorrt import BATCH, TensorRt
 from edgechat.export.spec import Array
 
 
@@ -24,7 +24,7 @@ class TensorRt1015(TensorRt):
     _causal = ""
 
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-        shape = (BATCH, self._spec.num_kv_heads, CAPACITY, self._spec.head_dim)
+        shape = (BATCH, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
         kinds = ("key", "value")
         return (
             tuple(TensorInfo(f"past_{k}.{{i}}", self._dtype.name, shape) for k in kinds),
@@ -32,7 +32,7 @@ class TensorRt1015(TensorRt):
         )
 
     def embed(self, table: Array) -> str:
-        tables = rotary_tables(self._spec, self._max_capacity)
+        tables = rotary_tables(self._spec, self._capacity)
         cos, sin = (x.astype(self._dtype) for x in tables)
         self._rotary = self._graph.weight("rotary.cos", cos), self._graph.weight("rotary.sin", sin)
         self._causal = self._causal_mask()
@@ -68,10 +68,9 @@ class TensorRt1015(TensorRt):
     def _causal_mask(self) -> str:
         """[B, 1, S, C]: a token sees its own slot and those in front of it."""
         graph = self._graph
-        _, slots = self._slots("past_key.0", 2)
-        _, steps = self._slots("input_ids", 1)
+        slots = graph.constant(np.arange(self._capacity))
         lengths = graph.node("Unsqueeze", ["cache_length", graph.constant(np.array([1]))])
-        own = graph.node("Add", [lengths, steps])  # [B, S]
+        own = graph.node("Add", [lengths, self._steps()])  # [B, S]
         own = graph.node("Unsqueeze", [own, graph.constant(np.array([1, 3]))])
         return self._mask(graph.node("LessOrEqual", [slots, own]))
 

@@ -96,6 +96,8 @@ class Manifest:
     tokens: Tokens
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+    compact: Graph | None = None
+    """Moves kept slots to the front, for engines whose cache is not in host memory."""
 
     @property
     def has_importance(self) -> bool:

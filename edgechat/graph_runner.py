@@ -29,6 +29,8 @@ class GraphRunner:
         manifest, self._bundle = bundle.manifest, bundle
         dims, self._threads = manifest.dims, threads
         self._step = self._session(manifest.graph.file)
+        compact = manifest.compact
+        self._compact = None if compact is None else self._session(compact.file)
         self._in_place = any(t.name == "present_key.{i}" for t in manifest.graph.outputs)
         shape = (dims.num_layers, dims.num_kv_heads, manifest.max_capacity, dims.head_dim)
         self.keys, self.values = (np.zeros(shape, dtype=manifest.kv_dtype) for _ in range(2))
@@ -73,6 +75,18 @@ class GraphRunner:
             kept = np.delete(cache[:, :, : self.length], slots, axis=2)
             cache[:, :, : kept.shape[2]] = kept
         self.length = kept.shape[2]
+
+    def compact(self, kept: Ids) -> None:
+        """Move the slots ``kept`` (ascending) to 0, 1, 2, … and rotate keys to their new place."""
+        assert self._compact is not None
+        feeds: dict[str, NDArray[Any]] = {"kept": kept, "shift": kept - np.arange(len(kept))}
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            feeds[f"past_key.{layer}"], feeds[f"past_value.{layer}"] = keys[None], values[None]
+        outputs = self._run(self._compact, feeds)
+        self.length = len(kept)
+        for layer in range(len(self.keys)):
+            self.keys[layer, :, : self.length] = outputs[f"kept_key.{layer}"][0]
+            self.values[layer, :, : self.length] = outputs[f"kept_value.{layer}"][0]
 
     def perplexity(self, ids: Ids) -> float:
         """Of ``ids`` [n], read in chunks from an empty cache."""

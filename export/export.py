@@ -34,6 +34,7 @@ from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
 from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.dialects.tensorrt_10_15 import TensorRt1015
 from edgechat.export.dialects.tensorrt_10_3 import TensorRt103
+from edgechat.export.dialects.tensorrt_compact import build_compact
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
@@ -45,6 +46,7 @@ from edgechat.export.targets import check_options
 
 Measure = Callable[[Bundle, Ids], float]
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
+COMPACT_FILE, COMPACT_DATA_FILE = "compact.onnx", "compact.data"
 TENSORRT: dict[str, type[TensorRt]] = {
     "tensorrt_10_15": TensorRt1015,
     "tensorrt_10_3": TensorRt103,
@@ -120,8 +122,12 @@ def export_model(
             importance,
             lambda done: progress.layers(done, spec.num_layers),
         )
-        (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
+        compact = None
         names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
+        if backend.is_tensorrt:
+            compact = _write_compact(folder, backend.dialect, recipe.spec, KV_TYPES[kv], max_capacity)
+            names += [COMPACT_FILE, COMPACT_DATA_FILE]
+        (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
         if text.chat_template is None:
             progress.say("note: the model has no chat template; edgechat run will refuse to chat.")
         else:
@@ -141,6 +147,7 @@ def export_model(
             dims=_dims(spec),
             rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
             graph=Graph(GRAPH_FILE, backend.dialect, inputs, outputs),
+            compact=compact,
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
             quantization=recipe.report(),
@@ -191,6 +198,16 @@ def _write_graph(
         build_decoder(recipe.spec, recipe.weights, dialect, done)
         graph.save()
     return dialect
+
+
+def _write_compact(
+    folder: Path, name: str, spec: DecoderSpec, dtype: str, capacity: int
+) -> Graph:
+    paths = (folder / COMPACT_FILE, folder / COMPACT_DATA_FILE)
+    with GraphBuilder(*paths, TENSORRT[name].opsets) as graph:
+        inputs, outputs = build_compact(graph, spec, dtype, capacity)
+        graph.save()
+    return Graph(COMPACT_FILE, name, inputs, outputs)
 
 
 def _dims(spec: DecoderSpec) -> Dims:

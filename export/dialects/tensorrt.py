@@ -84,12 +84,7 @@ class TensorRt(ABC):
                 TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
                 TensorInfo("attention_mass", "float32", (BATCH, capacity)),
             )
-        for info in self._inputs:
-            for name in self._each_layer(info.name):
-                graph.input(name, info.dtype, info.shape)
-        for info in self._outputs:
-            for name in self._each_layer(info.name):
-                graph.output(name, info.dtype, info.shape)
+        declare(graph, spec, self._inputs, self._outputs)
 
     @abstractmethod
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
@@ -260,7 +255,16 @@ class TensorRt(ABC):
     def _constant(self, value: Any) -> str:
         return self._graph.constant(np.asarray(value).astype(self._dtype))
 
-    def _each_layer(self, name: str) -> list[str]:
-        if "{i}" not in name:
-            return [name]
-        return [name.replace("{i}", str(i)) for i in range(self._spec.num_layers)]
+
+def declare(
+    graph: GraphBuilder,
+    spec: DecoderSpec,
+    inputs: tuple[TensorInfo, ...],
+    outputs: tuple[TensorInfo, ...],
+) -> None:
+    """Give the graph the inputs and outputs of a contract."""
+    for infos, add in ((inputs, graph.input), (outputs, graph.output)):
+        for info in infos:
+            layers = range(spec.num_layers if "{i}" in info.name else 1)
+            for name in (info.name.replace("{i}", str(i)) for i in layers):
+                add(name, info.dtype, info.shape)

@@ -6,9 +6,9 @@ import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import tensorrt_signals
-from edgechat.export.dialects.ort_cpu import rotary_tables
 from edgechat.export.dialects.ort_importance import mass_layers
 from edgechat.export.dialects.tensorrt import BATCH, STEPS, TensorRt
+from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.spec import Array
 
 
@@ -37,10 +37,12 @@ class TensorRt103(TensorRt):
     def embed(self, table: Array) -> str:
         graph = self._graph
         axis = graph.constant(np.array([1]))
-        self._rotary = tuple(
-            graph.node("Unsqueeze", [graph.node("Gather", [weight, "position_ids"]), axis])
-            for weight in self._rotary_weights()
+        cos, sin = (
+            graph.weight(f"rotary.{name}", wide.astype(self._dtype))
+            for name, wide in zip(("cos", "sin"), wide_tables(self._spec, self._capacity), strict=True)
         )
+        cos, sin = (graph.node("Gather", [table, "position_ids"]) for table in (cos, sin))
+        self._rotary = graph.node("Unsqueeze", [cos, axis]), graph.node("Unsqueeze", [sin, axis])
         self._causal = self._causal_mask()
         return super().embed(table)
 
@@ -51,7 +53,7 @@ class TensorRt103(TensorRt):
             [s.num_heads + s.num_kv_heads, s.num_kv_heads],
             axis=1,
         )
-        q, k = self._split(self._rotate(qk), [s.num_heads, s.num_kv_heads], axis=1)
+        q, k = self._split(rotate(graph, s, qk, *self._rotary), [s.num_heads, s.num_kv_heads], axis=1)
         q = graph.node("Mul", [q, self._constant(s.head_dim**-0.5)])
         q, past = self._grouped(q), {}
         for kind, new in (("key", k), ("value", v)):
@@ -65,27 +67,6 @@ class TensorRt103(TensorRt):
         out = graph.node("MatMul", [weights, past["value"]])
         shape = graph.constant(np.array([0, s.num_heads, -1, s.head_dim]))
         return self._flat(graph.node("Reshape", [out, shape]))
-
-    def _rotate(self, x: str) -> str:
-        """x · cos + (x2, x1) · sin, the sine of the first half negative."""
-        graph, half = self._graph, self._spec.rotary.dim // 2
-        rest = self._spec.head_dim - 2 * half
-        first, second, *tail = self._split(x, [half, half, *([rest] if rest else [])], axis=-1)
-        swapped = graph.node("Concat", [second, first, *tail], axis=-1)
-        cos, sin = self._rotary
-        parts = [graph.node("Mul", [x, cos]), graph.node("Mul", [swapped, sin])]
-        return str(graph.node("Add", parts))
-
-    def _rotary_weights(self) -> tuple[str, str]:
-        """Tables as wide as a head; features behind the rotated ones get cos 1 and sin 0."""
-        cos, sin = rotary_tables(self._spec, self._capacity)
-        rest = np.zeros((self._capacity, self._spec.head_dim - self._spec.rotary.dim))
-        wide = {"cos": [cos, cos, rest + 1], "sin": [-sin, sin, rest]}
-        names = {
-            name: self._graph.weight(f"rotary.{name}", np.hstack(parts).astype(self._dtype))
-            for name, parts in wide.items()
-        }
-        return names["cos"], names["sin"]
 
     def _norm(self, x: str, gamma: Array) -> str:
         graph = self._graph

@@ -20,7 +20,7 @@ CHUNK = 256  # tokens a step while measuring
 
 
 class GraphRunner:
-    """One row over a cache of the bundle's capacity; ``keys`` and ``values`` are [layers, H_kv, C, D].
+    """One row over a cache of the bundle's capacity, ``keys`` and ``values`` [layers, H_kv, C, D].
 
     Raises EngineError when ONNX Runtime cannot load the graphs.
     """

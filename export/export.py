@@ -18,7 +18,6 @@ from edgechat.bundle import (
     SCHEMA,
     Bundle,
     Dims,
-    Graph,
     Manifest,
     Rotary,
     Tokens,
@@ -28,14 +27,7 @@ from edgechat.bundle import (
 )
 from edgechat.errors import BundleError, SourceError
 from edgechat.export.architectures import find_architecture
-from edgechat.export.decoder import build_decoder
-from edgechat.export.dialects.base import Dialect
-from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
-from edgechat.export.dialects.tensorrt import TensorRt
-from edgechat.export.dialects.tensorrt_10_15 import TensorRt1015
-from edgechat.export.dialects.tensorrt_10_3 import TensorRt103
-from edgechat.export.dialects.tensorrt_compact import build_compact
-from edgechat.export.graph import GraphBuilder
+from edgechat.export.graphs import write_graphs
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
 from edgechat.export.quantize.recipe import Recipe
@@ -45,12 +37,6 @@ from edgechat.export.spec import DecoderSpec, Ids
 from edgechat.export.targets import check_options
 
 Measure = Callable[[Bundle, Ids], float]
-GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
-COMPACT_FILE, COMPACT_DATA_FILE = "compact.onnx", "compact.data"
-TENSORRT: dict[str, type[TensorRt]] = {
-    "tensorrt_10_15": TensorRt1015,
-    "tensorrt_10_3": TensorRt103,
-}
 KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
@@ -85,9 +71,10 @@ def export_model(
 ) -> Bundle:
     """Write a bundle of ``source`` to the folder ``output`` and return it.
 
-    ``target`` is a name in TARGETS. ``precision``: int8 (W8A8), int8-weight (8-bit weights, float
-    activations), fp16 or fp32; ``kv``: fp32 or int8 cache on the CPU. ``capacity`` is the longest KV cache the bundle can be run with, in
-    tokens (default: the model's context length). ``calibration`` is a text or .jsonl file
+    ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations), fp16 or fp32;
+    ``kv``: fp32 or int8 cache; ``target``: a name in TARGETS, which says what can be chosen.
+    ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
+    target's, from the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
     ``measure`` returns the finished bundle's perplexity on token
     ids, which goes into the manifest beside the unquantised model's. The folder appears
@@ -110,10 +97,10 @@ def export_model(
     tokens = _tokens(spec, text, tokenizer)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
     bos = tokens.bos if tokens.adds_bos else None
-    static = backend.dialect in TENSORRT
+    static = backend.is_tensorrt
     recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
     with _new_folder(output, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
-        dialect = _write_graph(
+        graphs = write_graphs(
             folder,
             backend.dialect,
             recipe,
@@ -122,19 +109,14 @@ def export_model(
             importance,
             lambda done: progress.layers(done, spec.num_layers),
         )
-        compact = None
-        names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
-        if backend.is_tensorrt:
-            compact = _write_compact(folder, backend.dialect, recipe.spec, KV_TYPES[kv], max_capacity)
-            names += [COMPACT_FILE, COMPACT_DATA_FILE]
         (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
+        names = [*graphs.files, "tokenizer.json"]
         if text.chat_template is None:
             progress.say("note: the model has no chat template; edgechat run will refuse to chat.")
         else:
             (folder / "chat_template.jinja").write_text(text.chat_template, encoding="utf-8")
             names.append("chat_template.jinja")
         progress.say("checksums")
-        inputs, outputs = dialect.contract()
         manifest = Manifest(
             schema=SCHEMA,
             name=source.name,
@@ -143,71 +125,24 @@ def export_model(
             precision=precision,
             kv_dtype=KV_TYPES[kv],
             max_capacity=max_capacity,
-            weight_bytes_per_token=dialect.weight_bytes_per_token,
+            weight_bytes_per_token=graphs.weight_bytes_per_token,
             dims=_dims(spec),
             rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
-            graph=Graph(GRAPH_FILE, backend.dialect, inputs, outputs),
-            compact=compact,
+            graph=graphs.decoder,
+            compact=graphs.compact,
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
             quantization=recipe.report(),
         )
         write_manifest(folder, manifest)
         written = load_bundle(folder)  # what was written must load
-        if measure is not None and not (precision == kv == "fp32"):
+        if measure is not None and not precision == kv == "fp32":
             progress.say("measuring what quantisation costs")
             ids = windows(tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
     return load_bundle(output)
-
-
-def _write_graph(
-    folder: Path,
-    name: str,
-    recipe: Recipe,
-    precision: str,
-    max_capacity: int,
-    importance: bool,
-    done: Callable[[int], None],
-) -> Dialect:
-    """The decoder's graph and data files in the dialect ``name``."""
-    tensorrt = TENSORRT.get(name)
-    opsets = OPSETS if tensorrt is None else tensorrt.opsets
-    with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, opsets) as graph:
-        dialect: Dialect
-        if tensorrt is None:
-            dialect = OrtCpu(
-                graph,
-                recipe.spec,
-                blocks=precision != "fp32",
-                max_capacity=max_capacity,
-                kv_scales=recipe.kv_scales,
-                importance=importance,
-            )
-        else:
-            dialect = tensorrt(
-                graph,
-                recipe.spec,
-                dtype="float32" if precision == "fp32" else "float16",
-                int8=precision.startswith("int8"),
-                capacity=max_capacity,
-                importance=importance,
-            )
-        build_decoder(recipe.spec, recipe.weights, dialect, done)
-        graph.save()
-    return dialect
-
-
-def _write_compact(
-    folder: Path, name: str, spec: DecoderSpec, dtype: str, capacity: int
-) -> Graph:
-    paths = (folder / COMPACT_FILE, folder / COMPACT_DATA_FILE)
-    with GraphBuilder(*paths, TENSORRT[name].opsets) as graph:
-        inputs, outputs = build_compact(graph, spec, dtype, capacity)
-        graph.save()
-    return Graph(COMPACT_FILE, name, inputs, outputs)
 
 
 def _dims(spec: DecoderSpec) -> Dims:
@@ -248,7 +183,7 @@ def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
     per_layer = spec.hidden_size * (spec.q_size * 2 + spec.kv_size * 2 + 3 * spec.intermediate_size)
     tables = 1 if spec.tied_embeddings else 2
     count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
-    weights = int(count * (4 if precision == "fp32" else 1.13))
+    weights = int(count * {"fp32": 4, "fp16": 2}.get(precision, 1.13))
     return weights + positions * spec.rotary.dim * 4 + (8 << 20)
 
 

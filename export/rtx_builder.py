@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgechat.bundle import Bundle, Graph
 from edgechat.errors import EngineError
 
 LIBRARIES = ("libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")  # the second needs the first

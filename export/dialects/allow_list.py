@@ -20,16 +20,16 @@ INT8 = frozenset({"INT8"})
 
 # operator: types of the first input, types of the outputs
 OPERATORS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
-    **dict.fromkeys("Add Sub Mul Div Max Min Neg Sum Abs".split(), (NUMBER, NUMBER)),
-    **dict.fromkeys("ReduceSum ReduceMean ReduceMax Relu ScatterElements".split(), (NUMBER, NUMBER)),
+    **dict.fromkeys("Add Sub Mul Div Max Min Neg Sum Abs Relu".split(), (NUMBER, NUMBER)),
+    **dict.fromkeys("Range ReduceSum ReduceMean ReduceMax".split(), (NUMBER, NUMBER)),
+    **dict.fromkeys("ScatterElements GatherElements".split(), (NUMBER, NUMBER)),
     **dict.fromkeys("MatMul Softmax LogSoftmax Sigmoid Tanh Gelu Erf".split(), (FLOAT, FLOAT)),
     **dict.fromkeys("Sqrt Reciprocal Pow Exp Log Cos Sin Clip".split(), (FLOAT, FLOAT)),
-    **dict.fromkeys("Cast Concat Expand Gather GatherND GatherElements".split(), (ANY, ANY)),
+    **dict.fromkeys("Cast Concat Expand Gather GatherND".split(), (ANY, ANY)),
     **dict.fromkeys("Identity Reshape Transpose Unsqueeze Squeeze".split(), (ANY, ANY)),
     **dict.fromkeys("Slice Split Tile Where Shape Trilu".split(), (ANY, ANY)),
     **dict.fromkeys("Less LessOrEqual Greater GreaterOrEqual Equal".split(), (NUMBER, ANY)),
     **dict.fromkeys("And Or Not".split(), (frozenset({"BOOL"}), frozenset({"BOOL"}))),
-    "Range": (NUMBER, NUMBER),
     "QuantizeLinear": (FLOAT, INT8),
     "DequantizeLinear": (INT8, FLOAT),
 }
@@ -87,7 +87,8 @@ def _operator(node: Any, view: GraphView, version: Version) -> str | None:
     types = version.operators.get(node.op_type)
     if types is None:
         return "the operator is not in this version's table; spell it with others"
-    for names, allowed, what in ((node.input[:1], types[0], "reads"), (node.output, types[1], "gives")):
+    checks = ((node.input[:1], types[0], "reads"), (node.output, types[1], "gives"))
+    for names, allowed, what in checks:
         for name in filter(None, names):
             found = view.dtype(name)
             if found is not None and found not in allowed:

@@ -156,9 +156,7 @@ def _weights(node: Any, view: GraphView) -> str | None:
 
 def _dequantises_weights(node: Any, view: GraphView) -> bool:
     return (
-        node is not None
-        and node.op_type == "DequantizeLinear"
-        and view.is_constant(node.input[0])
+        node is not None and node.op_type == "DequantizeLinear" and view.is_constant(node.input[0])
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class TensorRt(ABC):
     ``hidden`` and ``attention_mass``.
     """
 
-    opsets: dict[str, int]
+    opsets: ClassVar[dict[str, int]]
 
     def __init__(
         self,
@@ -85,17 +85,33 @@ class TensorRt(ABC):
                 TensorInfo("attention_mass", "float32", (BATCH, capacity)),
             )
         declare(graph, spec, self._inputs, self._outputs)
+        self._rotary = self._rotary_tables()
+        self._causal = self._causal_mask()
 
     @abstractmethod
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         """The KV cache's inputs and outputs."""
 
     @abstractmethod
+    def _rotary_tables(self) -> tuple[str, str]:
+        """cos and sin in the form ``_rotate`` wants, once for all layers."""
+
+    @abstractmethod
+    def _causal_mask(self) -> str:
+        """What is added to scores, once for all layers."""
+
+    @abstractmethod
     def _norm(self, x: str, gamma: Array) -> str:
         """RMSNorm of ``x`` in float32."""
 
     @abstractmethod
-    def attention(self, layer: int, qkv: str) -> str: ...
+    def _rotate(self, x: str) -> str:
+        """Rotary embedding of ``x`` [B, heads, S, D]."""
+
+    @abstractmethod
+    def _attend(self, layer: int, q: str, k: str, v: str) -> str:
+        """Attention of the rotated ``q`` [B, H, S, D] over the cache with the new ``k`` and ``v``
+        [B, H_kv, S, D] in it; [B, H, S, D]."""
 
     @property
     def weight_bytes_per_token(self) -> int:
@@ -127,6 +143,17 @@ class TensorRt(ABC):
 
     def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         return self._project(x, self._store(linear, name))
+
+    def attention(self, layer: int, qkv: str) -> str:
+        graph, s = self._graph, self._spec
+        rotated = s.num_heads + s.num_kv_heads
+        shape = graph.constant(np.array([0, 0, rotated + s.num_kv_heads, s.head_dim]))
+        x = graph.node("Reshape", [qkv, shape])
+        x = graph.node("Transpose", [x], perm=[0, 2, 1, 3])
+        qk, v = self._split(x, [rotated, s.num_kv_heads], axis=1)
+        q, k = self._split(self._rotate(qk), [s.num_heads, s.num_kv_heads], axis=1)
+        x = graph.node("Transpose", [self._attend(layer, q, k, v)], perm=[0, 2, 1, 3])
+        return str(graph.node("Reshape", [x, graph.constant(np.array([0, 0, s.q_size]))]))
 
     def select(self, x: str) -> str:
         return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
@@ -205,23 +232,15 @@ class TensorRt(ABC):
         """Codes [out, in] times one scale, or one for each row."""
         zeros = self._graph.constant(np.zeros(scales.shape, dtype=np.int8))
         inputs = [codes, self._constant(scales), zeros]
-        axis = {"axis": 0} if scales.ndim else {}
+        axis: dict[str, Any] = {"axis": 0} if scales.ndim else {}
         return str(self._graph.node("DequantizeLinear", inputs, **axis))
 
-    def _heads(self, x: str, heads: int) -> str:
-        """[B, S, heads * D] to [B, heads, S, D]."""
-        shape = self._graph.constant(np.array([0, 0, heads, self._spec.head_dim]))
-        x = self._graph.node("Reshape", [x, shape])
-        return str(self._graph.node("Transpose", [x], perm=[0, 2, 1, 3]))
-
-    def _flat(self, x: str) -> str:
-        """[B, H, S, D] to [B, S, H * D]."""
-        x = self._graph.node("Transpose", [x], perm=[0, 2, 1, 3])
-        shape = self._graph.constant(np.array([0, 0, self._spec.q_size]))
-        return str(self._graph.node("Reshape", [x, shape]))
+    def _gives_mass(self, layer: int) -> bool:
+        layers = ort_importance.mass_layers(self._spec.num_layers)
+        return self._importance and layer in layers
 
     def _grouped(self, q: str) -> str:
-        """Queries [B, H, S, D] beside the KV head they share, [B, H_kv, G * S, D]."""
+        """Queries [B, H, S, D] by the KV head they share, [B, H_kv, G * S, D]."""
         shape = np.array([0, self._spec.num_kv_heads, -1, self._spec.head_dim])
         return str(self._graph.node("Reshape", [q, self._graph.constant(shape)]))
 

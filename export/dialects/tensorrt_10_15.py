@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import tensorrt_signals
 from edgechat.export.dialects.ort_cpu import rotary_tables
-from edgechat.export.dialects.ort_importance import mass_layers
 from edgechat.export.dialects.tensorrt import BATCH, TensorRt
 from edgechat.export.spec import Array
 
@@ -19,9 +20,7 @@ class TensorRt1015(TensorRt):
     mask: TensorRT aligns ``is_causal`` differently and ignores ``nonpad_kv_seqlen``.
     """
 
-    opsets = {"": 24}
-    _rotary: tuple[str, str] = ("", "")
-    _causal = ""
+    opsets: ClassVar[dict[str, int]] = {"": 24}
 
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         shape = (BATCH, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
@@ -31,34 +30,27 @@ class TensorRt1015(TensorRt):
             tuple(TensorInfo(f"present_{k}.{{i}}", self._dtype.name, shape) for k in kinds),
         )
 
-    def embed(self, table: Array) -> str:
-        tables = rotary_tables(self._spec, self._capacity)
-        cos, sin = (x.astype(self._dtype) for x in tables)
-        self._rotary = self._graph.weight("rotary.cos", cos), self._graph.weight("rotary.sin", sin)
-        self._causal = self._causal_mask()
-        return super().embed(table)
+    def _rotary_tables(self) -> tuple[str, str]:
+        cos, sin = (x.astype(self._dtype) for x in rotary_tables(self._spec, self._capacity))
+        return self._graph.weight("rotary.cos", cos), self._graph.weight("rotary.sin", sin)
 
-    def attention(self, layer: int, qkv: str) -> str:
-        graph, s = self._graph, self._spec
-        qk, v = self._split(
-            self._heads(qkv, s.num_heads + 2 * s.num_kv_heads),
-            [s.num_heads + s.num_kv_heads, s.num_kv_heads],
-            axis=1,
-        )
-        partial = {} if s.rotary.dim == s.head_dim else {"rotary_embedding_dim": s.rotary.dim}
-        qk = graph.node("RotaryEmbedding", [qk, *self._rotary, "position_ids"], **partial)
-        q, k = self._split(qk, [s.num_heads, s.num_kv_heads], axis=1)
-        keys, values = (
-            self._scatter(f"{kind}.{layer}", new) for kind, new in (("key", k), ("value", v))
-        )
-        if self._importance and layer in mass_layers(s.num_layers):
+    def _rotate(self, x: str) -> str:
+        inputs, s = [x, *self._rotary, "position_ids"], self._spec
+        if s.rotary.dim == s.head_dim:
+            return str(self._graph.node("RotaryEmbedding", inputs))
+        return str(self._graph.node("RotaryEmbedding", inputs, rotary_embedding_dim=s.rotary.dim))
+
+    def _attend(self, layer: int, q: str, k: str, v: str) -> str:
+        keys, values = self._update(f"key.{layer}", k), self._update(f"value.{layer}", v)
+        if self._gives_mass(layer):
             self._masses.append(self._mass(q, keys))
-        return self._flat(graph.node("Attention", [q, keys, values, self._causal]))
+        return str(self._graph.node("Attention", [q, keys, values, self._causal]))
 
-    def _scatter(self, name: str, new: str) -> str:
+    def _update(self, name: str, new: str) -> str:
+        present = f"present_{name}"
         inputs = [f"past_{name}", new, "cache_length"]
-        (out,) = [f"present_{name}"]
-        return str(self._graph.node("TensorScatter", inputs, [out], axis=-2, mode="linear"))
+        self._graph.node("TensorScatter", inputs, [present], axis=-2, mode="linear")
+        return present
 
     def _norm(self, x: str, gamma: Array) -> str:
         gain = self._graph.constant(gamma)

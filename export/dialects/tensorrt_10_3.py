@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import tensorrt_signals
-from edgechat.export.dialects.ort_importance import mass_layers
 from edgechat.export.dialects.tensorrt import BATCH, STEPS, TensorRt
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.spec import Array
@@ -21,9 +22,7 @@ class TensorRt103(TensorRt):
     an attention in two parts.
     """
 
-    opsets = {"": 19}
-    _rotary: tuple[str, str] = ("", "")
-    _causal = ""
+    opsets: ClassVar[dict[str, int]] = {"": 19}
 
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_dim, self._dtype.name
@@ -34,39 +33,32 @@ class TensorRt103(TensorRt):
             tuple(TensorInfo(f"new_{k}.{{i}}", dtype, new) for k in kinds),
         )
 
-    def embed(self, table: Array) -> str:
-        graph = self._graph
-        axis = graph.constant(np.array([1]))
-        cos, sin = (
-            graph.weight(f"rotary.{name}", wide.astype(self._dtype))
-            for name, wide in zip(("cos", "sin"), wide_tables(self._spec, self._capacity), strict=True)
-        )
-        cos, sin = (graph.node("Gather", [table, "position_ids"]) for table in (cos, sin))
-        self._rotary = graph.node("Unsqueeze", [cos, axis]), graph.node("Unsqueeze", [sin, axis])
-        self._causal = self._causal_mask()
-        return super().embed(table)
+    def _rotary_tables(self) -> tuple[str, str]:
+        graph, heads = self._graph, self._graph.constant(np.array([1]))
+        wide, tables = wide_tables(self._spec, self._capacity), []
+        for name, table in zip(("cos", "sin"), wide, strict=True):
+            weight = graph.weight(f"rotary.{name}", table.astype(self._dtype))
+            rows = graph.node("Gather", [weight, "position_ids"])
+            tables.append(graph.node("Unsqueeze", [rows, heads]))
+        return tables[0], tables[1]
 
-    def attention(self, layer: int, qkv: str) -> str:
+    def _rotate(self, x: str) -> str:
+        return rotate(self._graph, self._spec, x, *self._rotary)
+
+    def _attend(self, layer: int, q: str, k: str, v: str) -> str:
         graph, s = self._graph, self._spec
-        qk, v = self._split(
-            self._heads(qkv, s.num_heads + 2 * s.num_kv_heads),
-            [s.num_heads + s.num_kv_heads, s.num_kv_heads],
-            axis=1,
-        )
-        q, k = self._split(rotate(graph, s, qk, *self._rotary), [s.num_heads, s.num_kv_heads], axis=1)
-        q = graph.node("Mul", [q, self._constant(s.head_dim**-0.5)])
-        q, past = self._grouped(q), {}
-        for kind, new in (("key", k), ("value", v)):
-            graph.node("Identity", [new], [f"new_{kind}.{layer}"])
-            past[kind] = graph.node("Concat", [f"past_{kind}.{layer}", new], axis=2)
-        turned = graph.node("Transpose", [past["key"]], perm=[0, 1, 3, 2])
+        q = self._grouped(graph.node("Mul", [q, self._constant(s.head_dim**-0.5)]))
+        graph.node("Identity", [k], [f"new_key.{layer}"])
+        graph.node("Identity", [v], [f"new_value.{layer}"])
+        keys = graph.node("Concat", [f"past_key.{layer}", k], axis=2)
+        values = graph.node("Concat", [f"past_value.{layer}", v], axis=2)
+        turned = graph.node("Transpose", [keys], perm=[0, 1, 3, 2])
         scores = graph.node("Add", [graph.node("MatMul", [q, turned]), self._causal])
-        weights = graph.node("Softmax", [scores], axis=-1)
-        if self._importance and layer in mass_layers(s.num_layers):
-            self._masses.append(self._mass(q, past["key"]))
-        out = graph.node("MatMul", [weights, past["value"]])
+        if self._gives_mass(layer):
+            self._masses.append(self._mass(q, keys))
+        out = graph.node("MatMul", [graph.node("Softmax", [scores], axis=-1), values])
         shape = graph.constant(np.array([0, s.num_heads, -1, s.head_dim]))
-        return self._flat(graph.node("Reshape", [out, shape]))
+        return str(graph.node("Reshape", [out, shape]))
 
     def _norm(self, x: str, gamma: Array) -> str:
         graph = self._graph

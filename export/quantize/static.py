@@ -40,9 +40,7 @@ class StaticWeights:
         return self._weights.final_norm()
 
     def head(self) -> AnyLinear:
-        return self._quantise(
-            self._weights.head(), self._calibrator.head_input(self.final_norm())
-        )
+        return self._quantise(self._weights.head(), self._calibrator.head_input(self.final_norm()))
 
     def layer(self, index: int) -> LayerWeights[AnyLinear]:
         layer, seen = self._calibrator.layer(index)

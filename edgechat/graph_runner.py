@@ -26,7 +26,7 @@ class GraphRunner:
     """
 
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
-        manifest, self._bundle = bundle.manifest, bundle
+        manifest, self.bundle = bundle.manifest, bundle
         dims, self._threads = manifest.dims, threads
         self._step = self._session(manifest.graph.file)
         compact = manifest.compact
@@ -54,7 +54,7 @@ class GraphRunner:
         if positions is not None:
             feeds["position_ids"] = positions[None]
         index = np.arange(count) if all_logits else np.array([count - 1])
-        if self._bundle.manifest.has_importance:
+        if self.bundle.manifest.has_importance:
             index = np.concatenate([np.arange(count - 1), index])
             feeds["targets"] = tokens[None, 1:]
         feeds["output_index"] = index[None, :, None]
@@ -76,10 +76,11 @@ class GraphRunner:
             cache[:, :, : kept.shape[2]] = kept
         self.length = kept.shape[2]
 
-    def compact(self, kept: Ids) -> None:
-        """Move the slots ``kept`` (ascending) to 0, 1, 2, … and rotate keys to their new place."""
+    def compact(self, kept: Ids, shift: Ids) -> None:
+        """Move the slots ``kept`` (ascending) to 0, 1, 2, …, and rotate their keys ``shift``
+        positions to the front."""
         assert self._compact is not None
-        feeds: dict[str, NDArray[Any]] = {"kept": kept, "shift": kept - np.arange(len(kept))}
+        feeds: dict[str, NDArray[Any]] = {"kept": kept, "shift": shift}
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             feeds[f"past_key.{layer}"], feeds[f"past_value.{layer}"] = keys[None], values[None]
         outputs = self._run(self._compact, feeds)
@@ -105,7 +106,7 @@ class GraphRunner:
         options.intra_op_num_threads, options.log_severity_level = self._threads, 3
         try:
             return ort.InferenceSession(
-                str(self._bundle.path(name)), options, providers=["CPUExecutionProvider"]
+                str(self.bundle.path(name)), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
             raise EngineError(

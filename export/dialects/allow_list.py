@@ -30,7 +30,7 @@ OPERATORS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     **dict.fromkeys("Slice Split Tile Where Shape Trilu".split(), (ANY, ANY)),
     **dict.fromkeys("Less LessOrEqual Greater GreaterOrEqual Equal".split(), (NUMBER, ANY)),
     **dict.fromkeys("And Or Not".split(), (frozenset({"BOOL"}), frozenset({"BOOL"}))),
-    "QuantizeLinear": (FLOAT, INT8),
+    "QuantizeLinear": (FLOAT, INT8 | {"UINT8"}),  # which one is a rule's business
     "DequantizeLinear": (INT8, FLOAT),
 }
 HALF = frozenset({"FLOAT16"})
@@ -68,25 +68,33 @@ def check_graph(model: Any, dialect: str) -> None:
                 f"the graph is of opset {opset.version}, but TensorRT {version.name} reads "
                 f"{oldest} to {newest}; export for another --target."
             )
+    for node in model.graph.node:
+        _refuse(version, node, _operator(node, version))
     view = GraphView(model)
-    for node in view.nodes:
-        reason = _operator(node, view, version)
-        if reason is None:
-            reasons = (rule(node, view) for rule in RULES.get(node.op_type, ()))
-            reason = next((r for r in reasons if r), None)
-        if reason is not None:
-            raise UnsupportedModelError(
-                f"TensorRT {version.name} does not take the node {node.name} ({node.op_type}): "
-                f"{reason}."
-            )
+    for node in model.graph.node:
+        _refuse(version, node, _types(node, view, version))
+        for rule in RULES.get(node.op_type, ()):
+            _refuse(version, node, rule(node, view))
 
 
-def _operator(node: Any, view: GraphView, version: Version) -> str | None:
+def _refuse(version: Version, node: Any, reason: str | None) -> None:
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"TensorRT {version.name} does not take the node {node.name} ({node.op_type}): "
+            f"{reason}."
+        )
+
+
+def _operator(node: Any, version: Version) -> str | None:
     if node.domain not in ("", "ai.onnx"):
-        return f"{node.domain} is ONNX Runtime's own domain; use standard operators"
-    types = version.operators.get(node.op_type)
-    if types is None:
+        return f"{node.domain} is not a domain of standard operators; use those"
+    if node.op_type not in version.operators:
         return "the operator is not in this version's table; spell it with others"
+    return None
+
+
+def _types(node: Any, view: GraphView, version: Version) -> str | None:
+    types = version.operators[node.op_type]
     checks = ((node.input[:1], types[0], "reads"), (node.output, types[1], "gives"))
     for names, allowed, what in checks:
         for name in filter(None, names):

@@ -18,9 +18,8 @@ class GraphView:
 
     def __init__(self, model: Any) -> None:
         inferred = shape_inference.infer_shapes(model).graph
-        self.nodes = list(model.graph.node)
         self._constants = {t.name: t for t in model.graph.initializer}
-        self._producers = {name: node for node in self.nodes for name in node.output if name}
+        self._producers = {name: node for node in model.graph.node for name in node.output if name}
         self._outputs = {value.name for value in model.graph.output}
         self._inputs = {value.name: value for value in model.graph.input}
         values = [*inferred.input, *inferred.output, *inferred.value_info]

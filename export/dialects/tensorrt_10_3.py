@@ -47,13 +47,14 @@ class TensorRt103(TensorRt):
 
     def _attend(self, layer: int, q: str, k: str, v: str) -> str:
         graph, s = self._graph, self._spec
-        q = self._grouped(graph.node("Mul", [q, self._constant(s.head_dim**-0.5)]))
+        q = self._grouped(q)
         graph.node("Identity", [k], [f"new_key.{layer}"])
         graph.node("Identity", [v], [f"new_value.{layer}"])
         keys = graph.node("Concat", [f"past_key.{layer}", k], axis=2)
         values = graph.node("Concat", [f"past_value.{layer}", v], axis=2)
         turned = graph.node("Transpose", [keys], perm=[0, 1, 3, 2])
-        scores = graph.node("Add", [graph.node("MatMul", [q, turned]), self._causal])
+        scaled = graph.node("Mul", [q, self._constant(s.head_dim**-0.5)])
+        scores = graph.node("Add", [graph.node("MatMul", [scaled, turned]), self._causal])
         if self._gives_mass(layer):
             self._masses.append(self._mass(q, keys))
         out = graph.node("MatMul", [graph.node("Softmax", [scores], axis=-1), values])
@@ -86,9 +87,14 @@ class TensorRt103(TensorRt):
         return self._mask(graph.node("Or", [used, earlier]))
 
     def _mass(self, q: str, keys: str) -> str:
-        """Mass of the new rows goes to the slots they will be copied to."""
+        """Mass of the new rows goes to the slots they will be copied to.
+
+        ``q`` is not scaled: a product that the layer's attention has too would be shared with it,
+        and attention no longer fused.
+        """
         graph, capacity = self._graph, self._capacity
-        mass = tensorrt_signals.slot_mass(graph, q, keys, self._float32(self._causal), 1.0)
+        mask, scale = self._float32(self._causal), self._spec.head_dim**-0.5
+        mass = tensorrt_signals.slot_mass(graph, q, keys, mask, scale)
         cut, axis = graph.constant(np.array([capacity])), graph.constant(np.array([1]))
         zero, end = (graph.constant(np.array([n])) for n in (0, np.iinfo(np.int64).max))
         old = graph.node("Slice", [mass, zero, cut, axis])

@@ -20,13 +20,12 @@ def surprisal(graph: GraphBuilder, own: str, scores: str) -> None:
 def slot_mass(graph: GraphBuilder, q: str, keys: str, mask: str, scale: float) -> str:
     """Softmax mass of each slot, [B, T] float32, summed over heads and queries.
 
-    A path beside the layer's attention, which stays fused. ``q`` is [B, H_kv, G * S, D],
-    ``keys`` [B, H_kv, T, D], ``mask`` [B, 1, G * S, T] float32.
+    A path beside the layer's attention, which stays fused. ``q`` is [B, H_kv, G * S, D], its
+    scores are multiplied by ``scale``; ``keys`` [B, H_kv, T, D]; ``mask`` [B, 1, G * S, T] float32.
     """
     scores = graph.node("MatMul", [q, graph.node("Transpose", [keys], perm=[0, 1, 3, 2])])
     scores = graph.node("Cast", [scores], to=1)
-    if scale != 1:
-        scores = graph.node("Mul", [scores, graph.constant(np.array(scale, dtype=np.float32))])
+    scores = graph.node("Mul", [scores, graph.constant(np.array(scale, dtype=np.float32))])
     weights = graph.node("Softmax", [graph.node("Add", [scores, mask])], axis=-1)
     axes = graph.constant(np.array([1, 2]))
     return str(graph.node("ReduceSum", [weights, axes], keepdims=0))

@@ -297,7 +297,7 @@ def test_wrong_graphs_are_refused(case: str, graphs: Graphs) -> None:
 
 def test_newer_operators_are_refused_on_the_older_version(graphs: Graphs) -> None:
     model, _ = graphs[JP7]
-    with pytest.raises(UnsupportedModelError, match="opset 24, but TensorRT 10.3 reads 9 to 20"):
+    with pytest.raises(UnsupportedModelError, match="opset 24"):
         check_graph(model, "tensorrt_10_3")
 
 

@@ -50,6 +50,12 @@ class TensorInfo:
     dtype: str
     shape: tuple[Any, ...]
 
+    def names(self, layers: int) -> list[str]:
+        """The graph's own names: one for each layer, or the only one."""
+        if "{i}" not in self.name:
+            return [self.name]
+        return [self.name.replace("{i}", str(layer)) for layer in range(layers)]
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,18 @@ from edgechat.errors import EngineError
 GPUS = ("SM86", "SM89", "SM120")
 LIBRARIES = ("libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")  # the second needs the first
 MOST_TOKENS = 512  # of a prefill step
+FUSED = re.compile(rb"function=\{ name=_gem[mv]_mha")  # as release 1.7 calls them in an engine
 Range = tuple[int, int, int]  # smallest, likeliest and largest size of a dimension
 
 
 @dataclass(frozen=True)
 class Built:
-    """A serialised engine and how many of the network's layers write the cache in place."""
+    """A serialised engine; how many layers of the network write a cache in place; how many fused
+    attentions it runs, all profiles together."""
 
     engine: bytes
     cache_updates: int
+    fused_attentions: int
 
 
 def load_rtx() -> Any:
@@ -92,31 +96,33 @@ def build_engine(
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
     config.set_compute_capability(getattr(trt.ComputeCapability, gpu), 0)
-    layers = bundle.manifest.dims.num_layers
     for sizes in profiles:
         profile = builder.create_optimization_profile()
         for info in graph.inputs:
-            shapes = [
-                tuple(sizes[d][i] if isinstance(d, str) else d for d in info.shape)
-                for i in range(3)
-            ]
-            for layer in range(layers if "{i}" in info.name else 1):
-                profile.set_shape(info.name.replace("{i}", str(layer)), *shapes)
+            shapes = [[_size(d, sizes, i) for d in info.shape] for i in range(3)]
+            for name in info.names(bundle.manifest.dims.num_layers):
+                profile.set_shape(name, *shapes)
         config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise EngineError(_refused("build", graph.file, logger.errors))
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
-    return Built(bytes(engine), kinds.count(trt.LayerType.KV_CACHE_UPDATE))
+    engine = bytes(engine)
+    updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
+    return Built(engine, updates, len(FUSED.findall(engine)))
+
+
+def _size(dimension: int | str, sizes: dict[str, Range], which: int) -> int:
+    return sizes[dimension][which] if isinstance(dimension, str) else dimension
 
 
 def _sizes(bundle: Bundle, tokens: Range) -> dict[str, Range]:
     """One row; surprisal is asked of all tokens but the first, logits of the last."""
-    scored = tuple(n - 1 for n in tokens)
+    fewest, likeliest, most = (n - 1 for n in tokens)
     return {
         "batch": (1, 1, 1),
         "tokens": tokens,
-        "targets": (scored[0], scored[1], scored[2]),
+        "targets": (fewest, likeliest, most),
         "output_positions": tokens if bundle.manifest.has_importance else (1, 1, 1),
     }
 

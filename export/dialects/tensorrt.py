@@ -284,6 +284,5 @@ def declare(
     """Give the graph the inputs and outputs of a contract."""
     for infos, add in ((inputs, graph.input), (outputs, graph.output)):
         for info in infos:
-            layers = range(spec.num_layers if "{i}" in info.name else 1)
-            for name in (info.name.replace("{i}", str(i)) for i in layers):
+            for name in info.names(spec.num_layers):
                 add(name, info.dtype, info.shape)

@@ -30,11 +30,11 @@ def test_engines_are_built_for_two_gpus(
 ) -> None:
     source = open_source(str(tiny_folder), print)
     bundle = export_model(source, tmp_path / "b", precision, target=target)
+    layers = bundle.manifest.dims.num_layers
     for gpu in GPUS:
         built = build_decoder_engine(bundle, gpu)
-        assert built.engine
-        in_place = 2 * bundle.manifest.dims.num_layers if target == "jetson-jp7" else 0
-        assert built.cache_updates == in_place
+        assert built.cache_updates == (2 * layers if target == "jetson-jp7" else 0)
+        assert built.fused_attentions == 2 * layers  # one for each profile
         assert build_compact_engine(bundle, gpu).engine
 
 
@@ -66,4 +66,4 @@ def test_the_real_int8_engine_holds_its_weights_once(smollm2_gguf: Path, tmp_pat
     for gpu in GPUS:
         built = build_decoder_engine(bundle, gpu)
         assert len(built.engine) < 1.45 * weights
-        assert built.cache_updates == 60
+        assert built.cache_updates == built.fused_attentions == 60

@@ -199,6 +199,8 @@ class TensorRt(ABC):
         # With a scale a row TensorRT expands the whole weight at every step of one token. One
         # scale for all rows, and what is left of each row's own behind the product, is fused.
         shared = np.exp(np.log(linear.scales).mean()).astype(self._dtype)
+        if shared == 1:  # as for a layer of zeros; TensorRT takes exactly 1 for no scale at all
+            shared = np.nextafter(shared, np.zeros_like(shared))
         rows = self._dequantize(codes, shared)
         return Stored(rows, linear.bias, factors=linear.scales / shared.astype(np.float32))
 

@@ -22,18 +22,25 @@ from edgechat.errors import EngineError
 GPUS = ("SM86", "SM89", "SM120")
 LIBRARIES = ("libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so")  # the second needs the first
 MOST_TOKENS = 512  # of a prefill step
-FUSED = re.compile(rb"function=\{ name=_gem[mv]_mha")  # as release 1.7 calls them in an engine
+# How release 1.7 writes fused kernels down in an engine.
+FUSED_ATTENTION = re.compile(rb"function=\{ name=_gem[mv]_mha")
+FUSED_WEIGHT = re.compile(rb"runtime_fusion=\{ name=__myl_CastMulFc")
 Range = tuple[int, int, int]  # smallest, likeliest and largest size of a dimension
 
 
 @dataclass(frozen=True)
 class Built:
-    """A serialised engine; how many layers of the network write a cache in place; how many fused
-    attentions it runs, all profiles together."""
+    """A serialised engine, and what became of the network.
+
+    ``cache_updates`` counts layers that write a cache in place; ``fused_attentions`` and
+    ``fused_weights`` (products that read int8 weights with float inputs and expand nothing) count
+    kernels, all profiles together.
+    """
 
     engine: bytes
     cache_updates: int
     fused_attentions: int
+    fused_weights: int
 
 
 def load_rtx() -> Any:
@@ -109,7 +116,8 @@ def build_engine(
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     engine = bytes(engine)
     updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
-    return Built(engine, updates, len(FUSED.findall(engine)))
+    fused = (len(kernel.findall(engine)) for kernel in (FUSED_ATTENTION, FUSED_WEIGHT))
+    return Built(engine, updates, *fused)
 
 
 def _size(dimension: int | str, sizes: dict[str, Range], which: int) -> int:

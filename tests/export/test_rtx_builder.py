@@ -35,6 +35,7 @@ def test_engines_are_built_for_two_gpus(
         built = build_decoder_engine(bundle, gpu)
         assert built.cache_updates == (2 * layers if target == "jetson-jp7" else 0)
         assert built.fused_attentions == 2 * layers  # one for each profile
+        assert built.fused_weights >= (layers if precision.startswith("int8") else 0)
         assert build_compact_engine(bundle, gpu).engine
 
 
@@ -66,4 +67,4 @@ def test_the_real_int8_engine_holds_its_weights_once(smollm2_gguf: Path, tmp_pat
     for gpu in GPUS:
         built = build_decoder_engine(bundle, gpu)
         assert len(built.engine) < 1.45 * weights
-        assert built.cache_updates == built.fused_attentions == 60
+        assert built.cache_updates == built.fused_attentions == built.fused_weights == 60

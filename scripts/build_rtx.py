@@ -21,8 +21,9 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE")
     parser.add_argument("--gpu", action="append", choices=GPUS, help="default: SM86 and SM120")
     args = parser.parse_args()
-    print("| bundle | GPU | engine | / int8 weights | cache updates | fused attention | built in |")
-    print("|---|---|---|---|---|---|---|")
+    heads = "bundle | GPU | engine | / int8 weights | cache updates | fused attention"
+    print(f"| {heads} | fused float-by-int8 products | built in |")
+    print("|---|---|---|---|---|---|---|---|")
     for folder in args.bundles:
         bundle = load_bundle(folder)
         for gpu in args.gpu or ("SM86", "SM120"):
@@ -46,6 +47,7 @@ def _row(bundle: Bundle, gpu: str) -> str:
         ratio,
         f"{built.cache_updates} of {profiles_and_layers}",
         f"{built.fused_attentions} of {profiles_and_layers}",
+        f"{built.fused_weights}",
         f"{seconds:.0f} s",
     ]
     return f"| {' | '.join(cells)} |"

@@ -153,6 +153,7 @@ def _measure(
     try:
         from edgechat.evaluate import Reader, evaluate
         from edgechat.graph_runner import GraphRunner
+        from edgechat.runtime.onnx_engine import usable_cores
     except ModuleNotFoundError:
         console.print("note: onnxruntime is not installed, so the loss is not measured.")
         return None
@@ -160,7 +161,7 @@ def _measure(
 
     def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
         if is_tensorrt:
-            return GraphRunner(bundle).perplexity(ids)
+            return GraphRunner(bundle, usable_cores()).perplexity(ids)
         return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity
 
     return measure

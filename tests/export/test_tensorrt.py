@@ -14,8 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from edgechat.bundle import Bundle, load_bundle
-from edgechat.errors import EngineError
+from edgechat.bundle import Bundle
 from edgechat.export import export_model, open_source
 from edgechat.graph_runner import GraphRunner
 from edgechat.runtime.onnx_engine import OnnxEngine
@@ -204,15 +203,22 @@ def test_without_importance_only_logits_and_cache_are_left(
     ]
 
 
-def test_the_cpu_engine_refuses_the_bundle_and_inspect_shows_it(
+def edgechat(*args: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from edgechat.cli import main; main()", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_the_commands_make_show_and_refuse_to_run_a_bundle(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    bundle = export(tiny_folder, "jetson-jp7", tmp_path, "int8")
-    with pytest.raises(EngineError, match="tensorrt_10_15"):
-        OnnxEngine(load_bundle(bundle.folder), capacity=64)
-    code = "from edgechat.cli import main; main()"
-    command = [sys.executable, "-c", code, "inspect", str(bundle.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "tensorrt_10_15" in done.stdout
-    assert "present_key.{i}" in done.stdout
-    assert "float16" in done.stdout
+    bundle = tmp_path / "b"
+    made = edgechat("export", tiny_folder, "--target", "jetson-jp7", "-o", bundle)
+    assert "perplexity" in made.stderr
+    assert "edgechat run" not in made.stderr
+    shown = edgechat("inspect", bundle).stdout
+    assert all(text in shown for text in ("tensorrt_10_15", "present_key.{i}", "float16"))
+    refused = edgechat("run", bundle, "--prompt", "Hi", code=1).stderr
+    assert "tensorrt_10_15" in refused
+    assert len(refused.strip().splitlines()) == 1

@@ -1,7 +1,7 @@
 """TensorRT, what all versions share: FP16 products and attention, FP32 residual stream and norms.
 
-Weights lie [out, in] in front of a Transpose: TensorRT keeps such a weight once however many
-optimisation profiles an engine has, and one stored [in, out] once for each.
+Weights lie [out, in] in front of a Transpose: of those stored [in, out] an engine keeps one copy
+for each optimisation profile (SmolLM2 in int8: 346 MB for two profiles against 243).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TensorRt(ABC):
     ``dtype`` is float16, or float32 for a twin that ONNX Runtime's CPU compares with the model
     (TensorRT itself builds no float32 attention). ``int8`` stores the embedding in 8 bits; a
     projection is stored the way it comes. ``capacity`` is the length of the cache: TensorRT takes
-    no other than a fixed one. ``importance`` adds the outputs ``surprisal``,
-    ``hidden`` and ``attention_mass``.
+    no other than a fixed one. ``importance`` adds the outputs ``surprisal``, ``hidden`` and
+    ``attention_mass``.
     """
 
     opsets: ClassVar[dict[str, int]]

@@ -15,6 +15,7 @@ from edgechat.validate import Invalid, build
 
 SCHEMA = 3
 MANIFEST = "edgechat.json"
+KV_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element of the cache
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
 
@@ -52,6 +53,12 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[Any, ...]
+
+    def names(self, layers: int) -> list[str]:
+        """The graph's own names: one for each layer, or the only one."""
+        if "{i}" not in self.name:
+            return [self.name]
+        return [self.name.replace("{i}", str(layer)) for layer in range(layers)]
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Manifest:
     tokens: Tokens
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+    compact: Graph | None = None
+    """Moves kept slots to the front, for engines whose cache is not in host memory."""
 
     @property
     def has_importance(self) -> bool:
@@ -109,8 +118,7 @@ class Manifest:
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
         d = self.dims
-        element = 4 if self.kv_dtype == "float32" else 1
-        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * element
+        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * KV_BYTES[self.kv_dtype]
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,7 @@ def _check_ranges(m: Manifest) -> None:
         raise Invalid(f"dims.num_layers is {m.dims.num_layers}")
     if not 0 < m.max_capacity < 1 << 24:
         raise Invalid(f"max_capacity is {m.max_capacity}")
-    if m.kv_dtype not in ("float32", "int8"):
+    if m.kv_dtype not in KV_BYTES:
         raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
     for rotary in m.rotary:
         if not all(math.isfinite(x) for x in rotary.inv_freq):

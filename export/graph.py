@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 ALIGNMENT = 4096  # bytes: lets runtimes map a tensor straight from the file
 TYPES = {
     "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
     "int8": TensorProto.INT8,
@@ -101,7 +102,8 @@ class GraphBuilder:
             self._nodes, "edgechat", self._inputs, self._outputs, self._initializers
         )
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        oldest = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
         model.producer_name = "edgechat"
         self._data.flush()
         onnx.save(model, self._graph_path)

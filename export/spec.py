@@ -104,6 +104,17 @@ class Int8Linear:
     hadamard: int = 0
 
 
+@dataclass
+class StaticInt8Linear(Int8Linear):
+    """Int8 weights whose inputs are rounded by one scale known at export.
+
+    An input is round(x / ``input_scale``) in -128 … 127; None leaves inputs in float
+    (weight-only). ``hadamard`` stays 0.
+    """
+
+    input_scale: float | None = None
+
+
 AnyLinear = Linear | Int8Linear
 L_co = TypeVar("L_co", covariant=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def surprisal(
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
     own = cap(own)
-    logits = cap(project(_first_rows(head, COMMON)))
+    logits = cap(project(first_rows(head, COMMON)))
     # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
     place = graph.constant(np.array(0))
     one = graph.node("Gather", [logits, place], axis=2)
@@ -83,10 +84,12 @@ def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
     graph.node("Pad", [total, pads, "", axis], ["attention_mass"])
 
 
-def _first_rows(head: AnyLinear, count: int) -> AnyLinear:
+def first_rows(head: AnyLinear, count: int) -> AnyLinear:
+    """The part of ``head`` that gives the logits of the first ``count`` ids."""
     bias = None if head.bias is None else head.bias[:count]
     if isinstance(head, Int8Linear):
-        return Int8Linear(head.codes[:count], head.scales[:count], bias, head.hadamard)
+        codes, scales = head.codes[:count], head.scales[:count]
+        return dataclasses.replace(head, codes=codes, scales=scales, bias=bias)
     return Linear(head.weight[:count], bias)
 
 

@@ -20,11 +20,11 @@ def build_decoder(
     asked for: nothing else can see it.
     """
     x = dialect.embed(weights.embedding())
-    update = None
+    update = post_norm = None
     hidden_layer = min(round(spec.num_layers * HIDDEN_DEPTH), spec.num_layers - 1)
     for index in range(spec.num_layers):
         layer = weights.layer(index)
-        normed, x = dialect.add_norm(x, update, layer.attn_norm)
+        normed, x = dialect.add_norm(x, update, post_norm, layer.attn_norm)
         if index == hidden_layer:
             dialect.hidden(x)
         qkv = dialect.linear(normed, layer.qkv, "qkv", f"layers.{index}.qkv")
@@ -32,18 +32,15 @@ def build_decoder(
         if index == spec.num_layers - 1:
             attended, x = dialect.select(attended), dialect.select(x)
         update = dialect.linear(attended, layer.o, "o", f"layers.{index}.o")
-        if layer.attn_post_norm is not None:
-            update, _ = dialect.add_norm(update, None, layer.attn_post_norm)
         if spec.parallel:
-            normed, _ = dialect.add_norm(x, None, layer.mlp_norm)
-            _, x = dialect.add_norm(x, update, None)
+            normed, _ = dialect.add_norm(x, None, None, layer.mlp_norm)
+            x = dialect.add(x, update, layer.attn_post_norm)
         else:
-            normed, x = dialect.add_norm(x, update, layer.mlp_norm)
+            normed, x = dialect.add_norm(x, update, layer.attn_post_norm, layer.mlp_norm)
         gate_up = dialect.linear(normed, layer.gate_up, "gate_up", f"layers.{index}.gate_up")
         hidden = dialect.activation(gate_up)
         update = dialect.linear(hidden, layer.down, "down", f"layers.{index}.down")
-        if layer.mlp_post_norm is not None:
-            update, _ = dialect.add_norm(update, None, layer.mlp_post_norm)
+        post_norm = layer.mlp_post_norm
         progress(index + 1)
-    normed, _ = dialect.add_norm(x, update, weights.final_norm())
+    normed, _ = dialect.add_norm(x, update, post_norm, weights.final_norm())
     dialect.logits(normed, None if spec.tied_embeddings else weights.head())

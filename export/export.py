@@ -85,13 +85,14 @@ def export_model(
     backend = check_options(precision, kv, capacity, target)
     kv = backend.kv(precision, kv)
     architecture = find_architecture(source.config)
-    spec = architecture.spec(source.config, capacity)
-    if capacity is not None and capacity > spec.context_length:
+    context_length = architecture.spec(source.config, capacity).context_length
+    max_capacity = capacity or backend.capacity(context_length)
+    spec = architecture.spec(source.config, max_capacity)
+    if max_capacity > context_length:
         progress.say(
-            f"note: capacity {capacity:,} is beyond the {spec.context_length:,} tokens the model "
+            f"note: capacity {max_capacity:,} is beyond the {context_length:,} tokens the model "
             "was trained for; a full cache that long will answer worse."
         )
-    max_capacity = capacity or backend.capacity(spec.context_length)
     text = source.text()
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
     tokens = _tokens(spec, text, tokenizer)

@@ -11,6 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgechat.bundle import TensorInfo
+
 ALIGNMENT = 4096  # bytes: lets runtimes map a tensor straight from the file
 TYPES = {
     "float32": TensorProto.FLOAT,
@@ -46,12 +48,20 @@ class GraphBuilder:
     def __exit__(self, *exc: object) -> None:
         self._data.close()
 
-    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> str:
+    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
         self._inputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
-        return name
 
     def output(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
         self._outputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
+
+    def declare(
+        self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], layers: int
+    ) -> None:
+        """Give the graph the inputs and outputs of a contract."""
+        for infos, add in ((inputs, self.input), (outputs, self.output)):
+            for info in infos:
+                for name in info.names(layers):
+                    add(name, info.dtype, info.shape)
 
     def node(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgechat.errors import UnsupportedModelError
-from edgechat.export.spec import RotarySpec
+from edgechat.export.spec import Array, RotarySpec
 
 Frequencies = NDArray[np.float64]
 PAIRS = 8
@@ -79,6 +79,14 @@ def padded(rotary: RotarySpec) -> RotarySpec:
         )
     inv_freq = rotary.inv_freq + (0.0,) * missing
     return dataclasses.replace(rotary, dim=2 * len(inv_freq), inv_freq=inv_freq)
+
+
+def rotary_tables(rotary: RotarySpec, positions: int) -> tuple[Array, Array]:
+    """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
+    angles = np.outer(np.arange(positions, dtype=np.float64), rotary.inv_freq)
+    factor = rotary.attention_factor
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def _dynamic(dim: int, theta: float, factor: float, context: int, length: int) -> Frequencies:

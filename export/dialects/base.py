@@ -18,9 +18,14 @@ class Dialect(Protocol):
     def embed(self, table: Array) -> str:
         """Rows of ``table`` times the spec's embedding scale."""
 
-    def add_norm(self, residual: str, update: str | None, gamma: Array | None) -> tuple[str, str]:
-        """(norm(residual + update), residual + update); without ``update`` nothing is added,
-        without ``gamma`` nothing normed."""
+    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
+        """residual + update; with ``post_norm`` the update is normed first."""
+
+    def add_norm(
+        self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
+    ) -> tuple[str, str]:
+        """(norm(sum), sum), the sum as in :meth:`add`; without ``update`` nothing is added,
+        without ``gamma`` the sum is not normed."""
 
     def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         """``role`` is qkv, o, gate_up, down or head and chooses the weight format."""

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects import ort_importance as importance
+from edgechat.export.dialects import ort_importance, signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import KVScales
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
 from edgechat.export.quantize.rotate import hadamard
+from edgechat.export.rotary import rotary_tables
 from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear, Linear, RotarySpec
 
 OPSETS = {"": 21, "com.microsoft": 1}
@@ -66,12 +67,7 @@ class OrtCpu:
                 TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
                 TensorInfo("attention_mass", "float32", (BATCH, CAPACITY)),
             )
-        for info in self._inputs:
-            for name in self._each_layer(info.name):
-                graph.input(name, info.dtype, info.shape)
-        for info in self._outputs:
-            for name in self._each_layer(info.name):
-                graph.output(name, info.dtype, info.shape)
+        graph.declare(self._inputs, self._outputs, spec.num_layers)
         self._rotary: dict[RotarySpec, list[str]] = {}
         for index, rotary in enumerate(spec.rotaries):
             suffix = f".{index}" if index else ""
@@ -93,22 +89,34 @@ class OrtCpu:
         if self._spec.tied_embeddings:
             self._table = table
         if self._blocks:
-            x = importance.gather_blocks(self._graph, "embed", table, "input_ids")
+            x = ort_importance.gather_blocks(self._graph, "embed", table, "input_ids")
         else:
             x = self._graph.node("Gather", [self._graph.weight("embed", table), "input_ids"])
         scale = self._spec.embedding_scale
-        return str(x if scale == 1 else self._graph.node("Mul", [x, self._number(scale)]))
+        if scale == 1:
+            return str(x)
+        factor = self._graph.constant(np.array(scale, dtype=np.float32))
+        return str(self._graph.node("Mul", [x, factor]))
 
     def hidden(self, x: str) -> None:
         if self._importance:
             self._graph.node("Identity", [x], ["hidden"])
 
-    def add_norm(self, residual: str, update: str | None, gamma: Array | None) -> tuple[str, str]:
-        if gamma is None:
-            total = residual if update is None else self._graph.node("Add", [residual, update])
-            return total, total
+    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
+        if post_norm is not None:
+            update = self._norm(update, post_norm)
+        return str(self._graph.node("Add", [residual, update]))
+
+    def add_norm(
+        self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
+    ) -> tuple[str, str]:
         if update is None:
-            return self._norm(residual, gamma), residual
+            return residual if gamma is None else self._norm(residual, gamma), residual
+        if gamma is None:
+            total = self.add(residual, update, post_norm)
+            return total, total
+        if post_norm is not None:
+            update = self._norm(update, post_norm)
         weight, eps = self._graph.constant(gamma), self._spec.norm_eps
         outputs = self._graph.fresh("SkipNorm", 2)
         self._graph.node(
@@ -158,7 +166,7 @@ class OrtCpu:
             options["kv_cache_bit_width"] = 8
         outputs = [*self._graph.fresh("Attention", 1)]
         outputs += [f"present_key.{layer}", f"present_value.{layer}"]
-        if self._importance and layer in importance.mass_layers(s.windows):
+        if self._importance and layer in signals.mass_layers(s.windows):
             self._probabilities += self._graph.fresh("Probabilities", 1)
             outputs.append(self._probabilities[-1])
             options["qk_output"] = 2  # after softmax
@@ -194,7 +202,7 @@ class OrtCpu:
     def logits(self, x: str, head: AnyLinear | None) -> None:
         read = x
         if self._importance:
-            read, x = importance.split_rows(self._graph, x)
+            read, x = signals.split_rows(self._graph, x)
         if head is not None:
             y = self.linear(x, head, "head", "head")
         else:
@@ -204,7 +212,7 @@ class OrtCpu:
         if not self._importance:
             return
         read_bytes, name = self._read_bytes, "embed" if head is None else "head"
-        importance.surprisal(
+        ort_importance.surprisal(
             self._graph,
             read,
             head or Linear(self._table),
@@ -213,7 +221,7 @@ class OrtCpu:
             self._cap_logits,
         )
         self._read_bytes = read_bytes  # a decode step has no targets
-        importance.attention_mass(self._graph, self._probabilities)
+        ort_importance.attention_mass(self._graph, self._probabilities)
 
     def _norm(self, x: str, gamma: Array) -> str:
         return str(
@@ -243,14 +251,7 @@ class OrtCpu:
         return str(self._graph.node("Gelu", [x], approximate=approximate))
 
     def _cap_logits(self, x: str) -> str:
-        if not self._spec.logit_softcap:
-            return x
-        cap = self._number(self._spec.logit_softcap)
-        tanh = self._graph.node("Tanh", [self._graph.node("Div", [x, cap])])
-        return str(self._graph.node("Mul", [tanh, cap]))
-
-    def _number(self, value: float) -> str:
-        return self._graph.constant(np.array(value, dtype=np.float32))
+        return signals.soft_cap(self._graph, x, self._spec.logit_softcap)
 
     def _matmul(self, x: str, weight: str, shape: tuple[int, ...]) -> str:
         """x @ weight.T with ``weight`` [out, in] float32 as checkpoints store it."""
@@ -287,16 +288,3 @@ class OrtCpu:
                 accuracy_level=4,  # int8 activations inside the kernel; without it 100x slower
             )
         )
-
-    def _each_layer(self, name: str) -> list[str]:
-        if "{i}" not in name:
-            return [name]
-        return [name.replace("{i}", str(i)) for i in range(self._spec.num_layers)]
-
-
-def rotary_tables(rotary: RotarySpec, positions: int) -> tuple[Any, Any]:
-    """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
-    angles = np.outer(np.arange(positions, dtype=np.float64), rotary.inv_freq)
-    factor = rotary.attention_factor
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    return cos.astype(np.float32), sin.astype(np.float32)

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from edgechat.export.dialects import signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
-from edgechat.export.spec import AnyLinear, Array, Int8Linear, Linear
-
-COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by frequency
-MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
-
-
-def mass_layers(windows: Sequence[int]) -> tuple[int, ...]:
-    """Layers whose attention mass the graph gives; ``windows`` are all layers' (0: none).
-
-    A layer that sees only a window says nothing about older tokens, so the nearest one without
-    a window is taken, where there is any.
-    """
-    layers = range(len(windows))
-    whole = [i for i in layers if not windows[i]] or layers
-    wanted = [min(len(windows) - 1, round(len(windows) * depth)) for depth in MASS_DEPTHS]
-    return tuple(sorted({min(whole, key=lambda i: abs(i - depth)) for depth in wanted}))
-
-
-def split_rows(graph: GraphBuilder, x: str) -> tuple[str, str]:
-    """``x`` [B, Q + L, E] as its first Q rows (for surprisal) and the L others (for logits)."""
-    count = graph.node("Shape", ["targets"], start=1, end=2)
-    zero, end, axis = (graph.constant(np.array([n])) for n in (0, np.iinfo(np.int64).max, 1))
-    first = graph.node("Slice", [x, zero, count, axis])
-    return str(first), str(graph.node("Slice", [x, count, end, axis]))
+from edgechat.export.spec import AnyLinear, Array, Int8Linear
 
 
 def surprisal(
@@ -46,10 +23,8 @@ def surprisal(
 ) -> None:
     """Output ``surprisal`` [B, Q]: -log p of ``targets`` given the normed states ``x`` [B, Q, E].
 
-    p's partition sums over the first COMMON ids only, a sixth of the head's cost for a
-    vocabulary of 49,152, and is kept from falling below the token's own weight. ``stored``
-    names the graph's float32 head [V, E] (None: it has none); ``project`` spells the product of
-    ``x`` with a part of the head, ``cap`` what is done to every logit.
+    ``stored`` names the graph's float32 head [V, E] (None: it has none); ``project`` spells the
+    product of ``x`` with a part of the head, ``cap`` what is done to every logit.
     """
     rows = _target_rows(graph, head, stored)
     last = graph.constant(np.array([-1]))
@@ -58,13 +33,8 @@ def surprisal(
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
     own = cap(own)
-    logits = cap(project(first_rows(head, COMMON)))
-    # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
-    place = graph.constant(np.array(0))
-    one = graph.node("Gather", [logits, place], axis=2)
-    log_p = graph.node("Gather", [graph.node("LogSoftmax", [logits], axis=-1), place], axis=2)
-    partition = graph.node("Sub", [one, log_p])
-    graph.node("Relu", [graph.node("Sub", [partition, own])], ["surprisal"])
+    logits = cap(project(signals.first_rows(head, signals.COMMON)))
+    signals.surprisal(graph, own, logits)
 
 
 def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
@@ -82,15 +52,6 @@ def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
     axis = graph.constant(np.array([1]))
     pads = graph.node("Concat", [zero, free], axis=0)
     graph.node("Pad", [total, pads, "", axis], ["attention_mass"])
-
-
-def first_rows(head: AnyLinear, count: int) -> AnyLinear:
-    """The part of ``head`` that gives the logits of the first ``count`` ids."""
-    bias = None if head.bias is None else head.bias[:count]
-    if isinstance(head, Int8Linear):
-        codes, scales = head.codes[:count], head.scales[:count]
-        return dataclasses.replace(head, codes=codes, scales=scales, bias=bias)
-    return Linear(head.weight[:count], bias)
 
 
 def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> Any:

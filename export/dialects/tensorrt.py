@@ -13,10 +13,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects import ort_importance, tensorrt_signals
+from edgechat.export.dialects import signals, tensorrt_signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
-from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Linear, StaticInt8Linear
+from edgechat.export.spec import (
+    AnyLinear,
+    Array,
+    DecoderSpec,
+    Linear,
+    RotarySpec,
+    StaticInt8Linear,
+)
 
 BATCH, STEPS = "batch", "tokens"
 OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
@@ -84,29 +91,38 @@ class TensorRt(ABC):
                 TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
                 TensorInfo("attention_mass", "float32", (BATCH, capacity)),
             )
-        declare(graph, spec, self._inputs, self._outputs)
-        self._rotary = self._rotary_tables()
-        self._causal = self._causal_mask()
+        graph.declare(self._inputs, self._outputs, spec.num_layers)
+        self._rotary = {
+            rotary: self._rotary_tables(rotary, f".{index}" if index else "")
+            for index, rotary in enumerate(spec.rotaries)
+        }
+        self._masks = self._window_masks()
 
     @abstractmethod
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         """The KV cache's inputs and outputs."""
 
     @abstractmethod
-    def _rotary_tables(self) -> tuple[str, str]:
-        """cos and sin in the form ``_rotate`` wants, once for all layers."""
+    def _rotary_tables(self, rotary: RotarySpec, suffix: str) -> tuple[str, str]:
+        """cos and sin in the form ``_rotate`` wants, once for all layers that share ``rotary``;
+        ``suffix`` tells their names from those of other tables."""
 
     @abstractmethod
-    def _causal_mask(self) -> str:
-        """What is added to scores, once for all layers."""
+    def _distance(self) -> str:
+        """[B, 1, Q, T] int64: how many slots the place T of the keys lies in front of the query
+        Q; negative for what no query may see. Q is S, or the queries as ``_grouped`` has them."""
 
     @abstractmethod
     def _norm(self, x: str, gamma: Array) -> str:
         """RMSNorm of ``x`` in float32."""
 
     @abstractmethod
-    def _rotate(self, x: str) -> str:
+    def _rotate(self, rotary: RotarySpec, x: str) -> str:
         """Rotary embedding of ``x`` [B, heads, S, D]."""
+
+    @abstractmethod
+    def _grouped_mask(self, layer: int) -> str:
+        """What is added to the scores of ``_grouped`` queries, [B, 1, G * S, T]."""
 
     @abstractmethod
     def _attend(self, layer: int, q: str, k: str, v: str) -> str:
@@ -130,59 +146,78 @@ class TensorRt(ABC):
         else:
             rows = self._graph.weight("embed", table.astype(self._dtype))
         self._embedding = Stored(rows)
-        return self._float32(self._graph.node("Gather", [rows, "input_ids"]))
+        x = self._float32(self._graph.node("Gather", [rows, "input_ids"]))
+        if self._spec.embedding_scale == 1:
+            return x
+        scale = self._graph.constant(np.array(self._spec.embedding_scale, dtype=np.float32))
+        return str(self._graph.node("Mul", [x, scale]))
 
     def hidden(self, x: str) -> None:
         if self._importance:
             self._graph.node("Identity", [x], ["hidden"])
 
-    def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
+    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
+        update = self._float32(update)
+        if post_norm is not None:
+            update = self._norm(update, post_norm)
+        return str(self._graph.node("Add", [residual, update]))
+
+    def add_norm(
+        self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
+    ) -> tuple[str, str]:
         if update is not None:
-            residual = str(self._graph.node("Add", [residual, self._float32(update)]))
-        return self._half(self._norm(residual, gamma)), residual
+            residual = self.add(residual, update, post_norm)
+        return self._half(residual if gamma is None else self._norm(residual, gamma)), residual
 
     def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         return self._project(x, self._store(linear, name))
 
-    def attention(self, layer: int, qkv: str) -> str:
+    def attention(self, layer: int, qkv: str, q_norm: Array | None, k_norm: Array | None) -> str:
         graph, s = self._graph, self._spec
-        rotated = s.num_heads + s.num_kv_heads
+        rotary, rotated = s.rotary[layer], s.num_heads + s.num_kv_heads
+        if q_norm is not None and k_norm is not None:
+            q, k, v = self._split(qkv, [s.q_size, s.kv_size, s.kv_size], axis=-1)
+            normed = [self._norm_heads(q, q_norm), self._norm_heads(k, k_norm), v]
+            qkv = graph.node("Concat", normed, axis=-1)
         shape = graph.constant(np.array([0, 0, rotated + s.num_kv_heads, s.head_dim]))
         x = graph.node("Reshape", [qkv, shape])
         x = graph.node("Transpose", [x], perm=[0, 2, 1, 3])
         qk, v = self._split(x, [rotated, s.num_kv_heads], axis=1)
-        q, k = self._split(self._rotate(qk), [s.num_heads, s.num_kv_heads], axis=1)
+        qk = qk if rotary is None else self._rotate(rotary, qk)
+        q, k = self._split(qk, [s.num_heads, s.num_kv_heads], axis=1)
         x = graph.node("Transpose", [self._attend(layer, q, k, v)], perm=[0, 2, 1, 3])
         return str(graph.node("Reshape", [x, graph.constant(np.array([0, 0, s.q_size]))]))
 
     def select(self, x: str) -> str:
         return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
 
-    def gated_activation(self, gate_up: str) -> str:
+    def activation(self, gate_up: str) -> str:
         inner = self._spec.intermediate_size
+        if not self._spec.gated:
+            return self._act(gate_up)
         gate, up = self._split(gate_up, [inner, inner], axis=-1)
-        silu = self._graph.node("Mul", [gate, self._graph.node("Sigmoid", [gate])])
-        return str(self._graph.node("Mul", [silu, up]))
+        return str(self._graph.node("Mul", [self._act(gate), up]))
 
     def logits(self, x: str, head: AnyLinear | None) -> None:
         graph, read = self._graph, x
         if self._importance:
-            read, x = ort_importance.split_rows(graph, x)
+            read, x = signals.split_rows(graph, x)
         if head is None:
             stored = self._embedding
             self._read_bytes += self._table.size * self._dtype.itemsize
         else:
             stored = self._store(head, "head")
+        cap = self._spec.logit_softcap
         logits = self._float32(self._project(x, stored))
-        graph.node("Identity", [logits], ["logits"])
+        graph.node("Identity", [signals.soft_cap(graph, logits, cap)], ["logits"])
         if not self._importance:
             return
-        common = ort_importance.first_rows(head or Linear(self._table), ort_importance.COMMON)
+        common = signals.first_rows(head or Linear(self._table), signals.COMMON)
         read_bytes = self._read_bytes
-        scores = self._project(read, self._store(common, "head.common"))
+        scores = self._float32(self._project(read, self._store(common, "head.common")))
         self._read_bytes = read_bytes  # a decode step has no targets
-        own = self._float32(self._own_logit(read, stored))
-        tensorrt_signals.surprisal(graph, own, self._float32(scores))
+        own = signals.soft_cap(graph, self._own_logit(read, stored), cap)
+        signals.surprisal(graph, own, signals.soft_cap(graph, scores, cap))
         tensorrt_signals.attention_mass(graph, self._masses)
 
     def _store(self, linear: AnyLinear, name: str) -> Stored:
@@ -219,7 +254,7 @@ class TensorRt(ABC):
         return str(y)
 
     def _own_logit(self, x: str, stored: Stored) -> str:
-        """x · row of each of the ``targets`` + its bias, [B, Q]."""
+        """x · row of each of the ``targets`` + its bias, [B, Q] float32."""
         graph = self._graph
         rows = graph.node("Gather", [stored.rows, "targets"])
         products = self._float32(graph.node("Mul", [rows, x]))
@@ -237,12 +272,48 @@ class TensorRt(ABC):
         axis: dict[str, Any] = {"axis": 0} if scales.ndim else {}
         return str(self._graph.node("DequantizeLinear", inputs, **axis))
 
+    def _plain_attention(self, layer: int, q: str, keys: str, values: str) -> str:
+        """Attention in plain operators over the places of ``keys`` and ``values``
+        [B, H_kv, T, D]; [B, H, S, D]."""
+        graph, s = self._graph, self._spec
+        q = graph.node("Mul", [self._grouped(q), self._constant(s.attention_scale)])
+        scores = graph.node("MatMul", [q, graph.node("Transpose", [keys], perm=[0, 1, 3, 2])])
+        scores = signals.soft_cap(graph, scores, s.attention_softcap, self._dtype.name)
+        scores = graph.node("Add", [scores, self._grouped_mask(layer)])
+        out = graph.node("MatMul", [graph.node("Softmax", [scores], axis=-1), values])
+        shape = graph.constant(np.array([0, s.num_heads, -1, s.head_dim]))
+        return str(graph.node("Reshape", [out, shape]))
+
     def _gives_mass(self, layer: int) -> bool:
-        layers = ort_importance.mass_layers(self._spec.num_layers)
-        return self._importance and layer in layers
+        return self._importance and layer in signals.mass_layers(self._spec.windows)
+
+    def _mass(self, layer: int, q: str, keys: str) -> str:
+        """Softmax mass of the places of ``keys`` [B, H_kv, T, D], [B, T] float32.
+
+        ``q`` is not scaled: a product that the layer's attention has too would be shared with it,
+        and attention no longer fused.
+        """
+        s, mask = self._spec, self._float32(self._grouped_mask(layer))
+        return tensorrt_signals.place_mass(
+            self._graph, self._grouped(q), keys, mask, s.attention_scale, s.attention_softcap
+        )
+
+    def _norm_heads(self, x: str, gamma: Array) -> str:
+        """Norm x [B, S, heads * D]: each head by itself, or all at once if gamma is as long."""
+        graph = self._graph
+        parts = graph.node("Reshape", [x, graph.constant(np.array([0, 0, -1, len(gamma)]))])
+        normed = self._half(self._norm(self._float32(parts), gamma))
+        return str(graph.node("Reshape", [normed, graph.constant(np.array([0, 0, -1]))]))
+
+    def _act(self, x: str) -> str:
+        if self._spec.activation == "silu":
+            return str(self._graph.node("Mul", [x, self._graph.node("Sigmoid", [x])]))
+        approximate = "tanh" if self._spec.activation == "gelu_tanh" else "none"
+        return str(self._graph.node("Gelu", [x], approximate=approximate))
 
     def _grouped(self, q: str) -> str:
-        """Queries [B, H, S, D] by the KV head they share, [B, H_kv, G * S, D]."""
+        """Queries [B, H, S, D] by the KV head they share, [B, H_kv, G * S, D]: TensorRT fuses
+        neither a broadcast nor an attention in two parts."""
         shape = np.array([0, self._spec.num_kv_heads, -1, self._spec.head_dim])
         return str(self._graph.node("Reshape", [q, self._graph.constant(shape)]))
 
@@ -258,10 +329,21 @@ class TensorRt(ABC):
         zero, one = (graph.constant(np.array(n)) for n in (0, 1))
         return str(graph.node("Range", [zero, size, one]))
 
-    def _mask(self, valid: str) -> str:
-        """Booleans to what is added to scores."""
-        zero, masked = self._constant(np.array(0.0)), self._constant(np.array(MASKED))
-        return str(self._graph.node("Where", [valid, zero, masked]))
+    def _window_masks(self) -> dict[int, str]:
+        """What is added to scores by the length of a window (0: none), once for all layers.
+
+        A window counts slots, and a slot is a position: right after compactions too.
+        """
+        graph, masks, distance = self._graph, {}, self._distance()
+        seen = graph.node("GreaterOrEqual", [distance, graph.constant(np.array(0))])
+        zero, masked = self._constant(0.0), self._constant(MASKED)
+        for window in dict.fromkeys(self._spec.windows):
+            visible = seen
+            if window:
+                near = graph.node("Less", [distance, graph.constant(np.array(window))])
+                visible = graph.node("And", [seen, near])
+            masks[window] = str(graph.node("Where", [visible, zero, masked]))
+        return masks
 
     def _half(self, x: str) -> str:
         """float32 to the type of the products."""
@@ -275,16 +357,3 @@ class TensorRt(ABC):
 
     def _constant(self, value: Any) -> str:
         return self._graph.constant(np.asarray(value).astype(self._dtype))
-
-
-def declare(
-    graph: GraphBuilder,
-    spec: DecoderSpec,
-    inputs: tuple[TensorInfo, ...],
-    outputs: tuple[TensorInfo, ...],
-) -> None:
-    """Give the graph the inputs and outputs of a contract."""
-    for infos, add in ((inputs, graph.input), (outputs, graph.output)):
-        for info in infos:
-            for name in info.names(spec.num_layers):
-                add(name, info.dtype, info.shape)

@@ -1,4 +1,4 @@
-"""TensorRT 10.3 (JetPack 6): plain operators of opset 19 in the patterns that it fuses."""
+"""TensorRT 10.3 (JetPack 6): plain operators of opset 20 in the patterns that it fuses."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from typing import ClassVar
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects import tensorrt_signals
 from edgechat.export.dialects.tensorrt import BATCH, STEPS, TensorRt
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
-from edgechat.export.spec import Array
+from edgechat.export.spec import Array, RotarySpec
 
 
 class TensorRt103(TensorRt):
     """The cache is only read; the runtime copies ``new_key`` and ``new_value`` of each layer
     behind the ``cache_length`` slots in use.
 
-    Attention is MatMul, Softmax, MatMul over the cache and the new rows, [C + S]. The query heads
-    that share a KV head lie one behind the other, because TensorRT fuses neither a broadcast nor
-    an attention in two parts.
+    Attention is MatMul, Softmax, MatMul over the cache and the new rows, [C + S].
     """
 
-    opsets: ClassVar[dict[str, int]] = {"": 19}
+    opsets: ClassVar[dict[str, int]] = {"": 20}
 
     def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_dim, self._dtype.name
@@ -33,33 +30,27 @@ class TensorRt103(TensorRt):
             tuple(TensorInfo(f"new_{k}.{{i}}", dtype, new) for k in kinds),
         )
 
-    def _rotary_tables(self) -> tuple[str, str]:
+    def _rotary_tables(self, rotary: RotarySpec, suffix: str) -> tuple[str, str]:
         graph, heads = self._graph, self._graph.constant(np.array([1]))
-        wide, tables = wide_tables(self._spec, self._capacity), []
+        wide, tables = wide_tables(rotary, self._spec.head_dim, self._capacity), []
         for name, table in zip(("cos", "sin"), wide, strict=True):
-            weight = graph.weight(f"rotary.{name}", table.astype(self._dtype))
+            weight = graph.weight(f"rotary.{name}{suffix}", table.astype(self._dtype))
             rows = graph.node("Gather", [weight, "position_ids"])
             tables.append(graph.node("Unsqueeze", [rows, heads]))
         return tables[0], tables[1]
 
-    def _rotate(self, x: str) -> str:
-        return rotate(self._graph, self._spec, x, *self._rotary)
+    def _rotate(self, rotary: RotarySpec, x: str) -> str:
+        return rotate(self._graph, rotary, self._spec.head_dim, x, *self._rotary[rotary])
 
     def _attend(self, layer: int, q: str, k: str, v: str) -> str:
-        graph, s = self._graph, self._spec
-        q = self._grouped(q)
+        graph = self._graph
         graph.node("Identity", [k], [f"new_key.{layer}"])
         graph.node("Identity", [v], [f"new_value.{layer}"])
         keys = graph.node("Concat", [f"past_key.{layer}", k], axis=2)
         values = graph.node("Concat", [f"past_value.{layer}", v], axis=2)
-        turned = graph.node("Transpose", [keys], perm=[0, 1, 3, 2])
-        scaled = graph.node("Mul", [q, self._constant(s.head_dim**-0.5)])
-        scores = graph.node("Add", [graph.node("MatMul", [scaled, turned]), self._causal])
         if self._gives_mass(layer):
-            self._masses.append(self._mass(q, keys))
-        out = graph.node("MatMul", [graph.node("Softmax", [scores], axis=-1), values])
-        shape = graph.constant(np.array([0, s.num_heads, -1, s.head_dim]))
-        return str(graph.node("Reshape", [out, shape]))
+            self._masses.append(self._in_slots(self._mass(layer, q, keys)))
+        return self._plain_attention(layer, q, keys, values)
 
     def _norm(self, x: str, gamma: Array) -> str:
         graph = self._graph
@@ -70,31 +61,27 @@ class TensorRt103(TensorRt):
         normed = graph.node("Div", [x, root])
         return str(graph.node("Mul", [normed, graph.constant(gamma)]))
 
-    def _causal_mask(self) -> str:
-        """[B, 1, G * S, C + S]: the slots in use, and of the new rows one's own and those in
-        front of it."""
+    def _distance(self) -> str:
+        """For grouped queries and the places [C + S] of the cache and the new rows."""
         graph, group = self._graph, self._spec.num_heads // self._spec.num_kv_heads
-        steps = self._steps()
         slots = graph.constant(np.arange(self._capacity))
-        lengths = graph.node("Unsqueeze", ["cache_length", graph.constant(np.array([1, 2, 3]))])
-        behind = graph.node("Add", [steps, graph.constant(np.array([self._capacity]))])
-        places = graph.node("Concat", [slots, behind], axis=0)
-        own = graph.node("Concat", [behind] * group, axis=0) if group > 1 else behind
-        own = graph.node("Unsqueeze", [own, graph.constant(np.array([1]))])
-        used = graph.node("Less", [places, lengths])
-        new = graph.node("GreaterOrEqual", [places, graph.constant(np.array(self._capacity))])
-        earlier = graph.node("And", [new, graph.node("LessOrEqual", [places, own])])
-        return self._mask(graph.node("Or", [used, earlier]))
+        lengths = graph.node("Unsqueeze", ["cache_length", graph.constant(np.array([1]))])
+        new = graph.node("Add", [lengths, self._steps()])  # [B, S]: the slots they will be in
+        used = graph.node("Less", [slots, lengths])
+        behind_all = graph.constant(np.array(1 << 30))  # so that no query sees what is not used
+        old = graph.node("Where", [used, slots, behind_all])
+        places = graph.node("Concat", [old, new], axis=1)
+        own = graph.node("Concat", [new] * group, axis=1) if group > 1 else new
+        own = graph.node("Unsqueeze", [own, graph.constant(np.array([1, 3]))])
+        places = graph.node("Unsqueeze", [places, graph.constant(np.array([1, 2]))])
+        return str(graph.node("Sub", [own, places]))
 
-    def _mass(self, q: str, keys: str) -> str:
-        """Mass of the new rows goes to the slots they will be copied to.
+    def _grouped_mask(self, layer: int) -> str:
+        return self._masks[self._spec.windows[layer]]
 
-        ``q`` is not scaled: a product that the layer's attention has too would be shared with it,
-        and attention no longer fused.
-        """
+    def _in_slots(self, mass: str) -> str:
+        """``mass`` [B, C + S] with that of the new rows in the slots they will be copied to."""
         graph, capacity = self._graph, self._capacity
-        mask, scale = self._float32(self._causal), self._spec.head_dim**-0.5
-        mass = tensorrt_signals.slot_mass(graph, q, keys, mask, scale)
         cut, axis = graph.constant(np.array([capacity])), graph.constant(np.array([1]))
         zero, end = (graph.constant(np.array([n])) for n in (0, np.iinfo(np.int64).max))
         old = graph.node("Slice", [mass, zero, cut, axis])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects.tensorrt import ONNX_TYPES, declare
+from edgechat.export.dialects.tensorrt import ONNX_TYPES
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.graph import GraphBuilder
-from edgechat.export.spec import DecoderSpec
+from edgechat.export.spec import DecoderSpec, RotarySpec
 
 Contract = tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]
 KEPT = "kept_slots"
@@ -34,17 +34,29 @@ def build_compact(graph: GraphBuilder, spec: DecoderSpec, dtype: str, capacity: 
         *(TensorInfo(f"past_{kind}.{{i}}", dtype, past) for kind in kinds),
     )
     outputs = tuple(TensorInfo(f"kept_{kind}.{{i}}", dtype, kept) for kind in kinds)
-    declare(graph, spec, inputs, outputs)
-    # cos and sin of the angles alone: what scales attention is in the keys already
-    plain = dataclasses.replace(spec.rotary, attention_factor=1.0)
-    cos, sin = wide_tables(dataclasses.replace(spec, rotary=plain), capacity)
-    tables = [graph.weight("rotary.cos", cos), graph.weight("rotary.sin", -sin)]
-    turn = [graph.node("Gather", [table, "shift"]) for table in tables]
-    for layer in range(spec.num_layers):
-        keys = graph.node("Gather", [f"past_key.{layer}", "kept"], axis=2)
-        keys = graph.node("Cast", [keys], to=ONNX_TYPES["float32"])
-        keys = rotate(graph, spec, keys, *turn)
-        graph.node("Cast", [keys], [f"kept_key.{layer}"], to=ONNX_TYPES[dtype])
+    graph.declare(inputs, outputs, spec.num_layers)
+    turns = {
+        rotary: _turn(graph, rotary, spec.head_dim, capacity, f".{index}" if index else "")
+        for index, rotary in enumerate(spec.rotaries)
+    }
+    for layer, rotary in enumerate(spec.rotary):
         values = [f"past_value.{layer}", "kept"]
         graph.node("Gather", values, [f"kept_value.{layer}"], axis=2)
+        keys, kept_key = [f"past_key.{layer}", "kept"], f"kept_key.{layer}"
+        if rotary is None:
+            graph.node("Gather", keys, [kept_key], axis=2)
+            continue
+        x = graph.node("Cast", [graph.node("Gather", keys, axis=2)], to=ONNX_TYPES["float32"])
+        x = rotate(graph, rotary, spec.head_dim, x, *turns[rotary])
+        graph.node("Cast", [x], [kept_key], to=ONNX_TYPES[dtype])
     return inputs, outputs
+
+
+def _turn(
+    graph: GraphBuilder, rotary: RotarySpec, head_dim: int, positions: int, suffix: str
+) -> tuple[str, str]:
+    """cos and sin that turn keys back by ``shift``, [K, head_dim] each."""
+    # the angles alone: what scales attention is in the keys already
+    cos, sin = wide_tables(dataclasses.replace(rotary, attention_factor=1.0), head_dim, positions)
+    tables = graph.weight(f"rotary.cos{suffix}", cos), graph.weight(f"rotary.sin{suffix}", -sin)
+    return graph.node("Gather", [tables[0], "shift"]), graph.node("Gather", [tables[1], "shift"])

@@ -40,7 +40,7 @@ class Recipe:
         self.spec, self.weights = spec, weights
         self.kv_scales: list[KVScales] | None = None
         self._report: dict[str, Any] = {}
-        self._w8a8: W8A8Weights | None = None
+        self._int8: W8A8Weights | StaticWeights | None = None
         if precision in ("fp32", "fp16") and kv != "int8":
             return
         rotated = self.weights = RotatedWeights(weights, spec)
@@ -62,12 +62,15 @@ class Recipe:
         calibrator = Calibrator(rotated, self.spec, ids)
         self.weights = ObservedWeights(rotated, calibrator)
         if static:
-            self.weights = StaticWeights(rotated, calibrator, precision == "int8-weight")
+            float_inputs = precision == "int8-weight"
+            self.weights = self._int8 = StaticWeights(rotated, self.spec, calibrator, float_inputs)
+            if precision == "int8" and spec.post_norms:
+                steps.append("qkv and gate_up input smoothed into a norm before them")
             steps.append("int8 weights by row, rounded with error feedback")
             if precision == "int8":
-                steps.append("int8 inputs, one scale each, but for down-projections")
+                steps.append("int8 inputs, one scale each, but for those in weights_only")
         elif precision == "int8":
-            self.weights = self._w8a8 = W8A8Weights(rotated, self.spec, calibrator)
+            self.weights = self._int8 = W8A8Weights(rotated, self.spec, calibrator)
             steps.append(
                 f"down-projection input smoothed (alpha {ALPHA}) and mixed"
                 if spec.gated
@@ -83,6 +86,6 @@ class Recipe:
 
     def report(self) -> dict[str, Any]:
         """For the manifest, once all layers were read."""
-        if self._w8a8 is None:
+        if self._int8 is None:
             return self._report
-        return {**self._report, "weights_only": self._w8a8.weights_only}
+        return {**self._report, "weights_only": self._int8.weights_only}

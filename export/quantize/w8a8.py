@@ -19,6 +19,7 @@ the head then keeps float activations.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -88,17 +89,14 @@ class W8A8Weights:
         """The projection that reads the residual stream as ``x``, and the norm before it."""
         if not self._spec.post_norms:
             return gain, _quantise(linear, x)
-        if gain is not None:
-            factors = _factors(x, linear.weight)
-            gain, x = gain / factors, x / factors
-            linear = Linear(linear.weight * factors, linear.bias)
+        gain, linear, x = smooth_into_norm(gain, linear, x)
         return gain, self._checked(linear, x, name, hadamard_size(x.shape[-1]))
 
     def _checked(self, linear: Linear, x: Array, name: str, size: int = 0) -> AnyLinear:
         """W8A8 for inputs ``x`` [n, T, in], unless the activations' error is too large."""
         mixed = Linear(_mix(linear.weight, size), linear.bias)
         x = _mix(x, size)
-        if _activation_error(mixed, x) <= LARGEST_ERROR:
+        if activation_error(mixed, x, _round_dynamically) <= LARGEST_ERROR:
             return _quantise(mixed, x, size)
         self.weights_only.append(name)
         return linear
@@ -130,6 +128,17 @@ def _smooth(gate_up: Linear, down: Linear, hidden: Array) -> tuple[Linear, Linea
     )
 
 
+def smooth_into_norm(
+    gain: Array | None, linear: Linear, x: Array
+) -> tuple[Array | None, Linear, Array]:
+    """Move the range of the channels of ``x``, which ``linear`` reads, from the gain of the norm
+    before it into its columns, exactly; without a norm all stays as it is."""
+    if gain is None:
+        return None, linear, x
+    factors = _factors(x, linear.weight)
+    return gain / factors, Linear(linear.weight * factors, linear.bias), x / factors
+
+
 def _factors(x: Array, weight: Array) -> Array:
     """What to divide each channel of ``x`` [n, T, in] by, so that ``weight`` shares its range."""
     flat = x.reshape(-1, x.shape[-1])
@@ -148,16 +157,17 @@ def _quantise(linear: Linear, x: Array, size: int = 0) -> Int8Linear:
     )
 
 
-def _activation_error(linear: Linear, x: Array) -> float:
-    """Relative root mean square error of the output, the outlying first tokens apart."""
-    quantised = np.stack([_quantise_dynamically(window) for window in x])
+def activation_error(linear: Linear, x: Array, rounded: Callable[[Array], Array]) -> float:
+    """Relative root mean square error of the output where each window of the inputs ``x``
+    [n, T, in] is ``rounded``, the outlying first tokens apart."""
+    quantised = np.stack([rounded(window) for window in x])
     later = slice(4, None) if x.shape[1] > 8 else slice(None)
     wanted = x[:, later] @ linear.weight.T
     error = (quantised - x)[:, later] @ linear.weight.T
     return float(np.sqrt(np.square(error).mean() / np.square(wanted).mean()))
 
 
-def _quantise_dynamically(x: Array) -> Array:
+def _round_dynamically(x: Array) -> Array:
     """What DynamicQuantizeLinear makes of ``x``: uint8 over [min, max] with 0 included."""
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = (high - low) / 255 or 1.0

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.export import export_model, open_source
 from edgechat.export.architectures import find_architecture
-from edgechat.export.dialects.ort_importance import mass_layers
+from edgechat.export.dialects.signals import mass_layers
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.rotate import RotatedWeights
 from edgechat.export.sources.base import read_checked

@@ -34,9 +34,9 @@ class Changed:
         return value * np.float32(self._factor) if name == self._name else value
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("float_inputs", [False, True])
 def test_scales_are_float16_and_downs_take_float_inputs(
-    weights_only: bool, make_folder: Callable[..., Path]
+    float_inputs: bool, make_folder: Callable[..., Path]
 ) -> None:
     source = open_source(str(make_folder(seed=2)), print)
     architecture = find_architecture(source.config)
@@ -45,7 +45,7 @@ def test_scales_are_float16_and_downs_take_float_inputs(
         spec, lambda name, shape: read_checked(source, name, shape), source.config
     )
     rotated = RotatedWeights(plain, spec)
-    static = StaticWeights(rotated, Calibrator(rotated, spec, IDS), weights_only)
+    static = StaticWeights(rotated, spec, Calibrator(rotated, spec, IDS), float_inputs)
     static.embedding()
     for index in range(spec.num_layers):
         expected, layer = rotated.layer(index), static.layer(index)
@@ -56,7 +56,7 @@ def test_scales_are_float16_and_downs_take_float_inputs(
             assert (linear.scales >= 2.0**-14).all()
             error = linear.codes * linear.scales[:, None] - weight
             assert np.sqrt(np.square(error).mean()) < 0.02 * weight.std()
-            assert (linear.input_scale is None) == (weights_only or role == "down")
+            assert (linear.input_scale is None) == (float_inputs or role == "down")
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-7])

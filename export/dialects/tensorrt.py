@@ -1,50 +1,26 @@
-"""TensorRT, what all versions share: FP16 products and attention, FP32 residual stream and norms.
-
-Weights lie [out, in] in front of a Transpose: of those stored [in, out] an engine keeps one copy
-for each optimisation profile (SmolLM2 in int8: 346 MB for two profiles against 243).
-"""
+"""TensorRT, what all versions share: FP16 products and attention, FP32 residual stream, norms."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import signals, tensorrt_signals
+from edgechat.export.dialects.tensorrt_products import Products, Stored
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
-from edgechat.export.spec import (
-    AnyLinear,
-    Array,
-    DecoderSpec,
-    Linear,
-    RotarySpec,
-    StaticInt8Linear,
-)
+from edgechat.export.quantize.static import half
+from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Linear, RotarySpec
 
 BATCH, STEPS = "batch", "tokens"
 OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
-ONNX_TYPES = {"float32": 1, "float16": 10}  # Cast's names for them
 MASKED = -65504.0  # added to a score: the lowest float16, which no softmax lets through
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Weights in the graph: ``rows`` names a float tensor [out, in].
-
-    ``factors`` [out] belong behind the product; ``input_scale`` rounds what is multiplied.
-    """
-
-    rows: str
-    bias: Array | None = None
-    factors: Array | None = None
-    input_scale: float | None = None
-
-
-class TensorRt(ABC):
+class TensorRt(Products, ABC):
     """Spells the verbs of :class:`~edgechat.export.dialects.base.Dialect`.
 
     ``dtype`` is float16, or float32 for a twin that ONNX Runtime's CPU compares with the model
@@ -65,13 +41,13 @@ class TensorRt(ABC):
         capacity: int,
         importance: bool = True,
     ) -> None:
-        self._graph, self._spec, self._int8, self._importance = graph, spec, int8, importance
-        self._dtype = np.dtype(dtype)
+        super().__init__(graph, dtype)
+        self._spec, self._int8, self._importance = spec, int8, importance
         self._capacity = capacity
         self._table = np.zeros((0, 0), dtype=np.float32)
         self._embedding = Stored("")
         self._masses: list[str] = []
-        self._read_bytes = 0
+        self._grouped_masks: dict[int, str] = {}
         cache_inputs, cache_outputs = self._cache()
         self._inputs: tuple[TensorInfo, ...] = (
             TensorInfo("input_ids", "int64", (BATCH, STEPS)),
@@ -121,8 +97,8 @@ class TensorRt(ABC):
         """Rotary embedding of ``x`` [B, heads, S, D]."""
 
     @abstractmethod
-    def _grouped_mask(self, layer: int) -> str:
-        """What is added to the scores of ``_grouped`` queries, [B, 1, G * S, T]."""
+    def _group_mask(self, mask: str) -> str:
+        """A mask of ``_window_masks`` for the scores of ``_grouped`` queries, [B, 1, G * S, T]."""
 
     @abstractmethod
     def _attend(self, layer: int, q: str, k: str, v: str) -> str:
@@ -140,7 +116,7 @@ class TensorRt(ABC):
         if self._spec.tied_embeddings:
             self._table = table
         if self._int8:
-            scales = absmax_scales(table)
+            scales = half(absmax_scales(table))
             codes = self._graph.weight("embed", round_to_nearest(table, scales))
             rows = self._dequantize(codes, scales)
         else:
@@ -192,9 +168,9 @@ class TensorRt(ABC):
         return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
 
     def activation(self, gate_up: str) -> str:
-        inner = self._spec.intermediate_size
         if not self._spec.gated:
             return self._act(gate_up)
+        inner = self._spec.intermediate_size
         gate, up = self._split(gate_up, [inner, inner], axis=-1)
         return str(self._graph.node("Mul", [self._act(gate), up]))
 
@@ -219,58 +195,6 @@ class TensorRt(ABC):
         own = signals.soft_cap(graph, self._own_logit(read, stored), cap)
         signals.surprisal(graph, own, signals.soft_cap(graph, scores, cap))
         tensorrt_signals.attention_mass(graph, self._masses)
-
-    def _store(self, linear: AnyLinear, name: str) -> Stored:
-        graph = self._graph
-        if not isinstance(linear, StaticInt8Linear):
-            assert isinstance(linear, Linear)
-            self._read_bytes += linear.weight.size * self._dtype.itemsize
-            return Stored(graph.weight(name, linear.weight.astype(self._dtype)), linear.bias)
-        self._read_bytes += linear.codes.nbytes
-        codes = graph.weight(name, linear.codes)
-        if linear.input_scale is not None:
-            rows = self._dequantize(codes, linear.scales)
-            return Stored(rows, linear.bias, input_scale=linear.input_scale)
-        # With a scale a row TensorRT expands the whole weight at every step of one token. One
-        # scale for all rows, and what is left of each row's own behind the product, is fused.
-        shared = np.exp(np.log(linear.scales).mean()).astype(self._dtype)
-        if shared == 1:  # as for a layer of zeros; TensorRT takes exactly 1 for no scale at all
-            shared = np.nextafter(shared, np.zeros_like(shared))
-        rows = self._dequantize(codes, shared)
-        return Stored(rows, linear.bias, factors=linear.scales / shared.astype(np.float32))
-
-    def _project(self, x: str, stored: Stored) -> str:
-        graph = self._graph
-        if stored.input_scale is not None:
-            scale = self._constant(np.array(stored.input_scale))
-            zero = graph.constant(np.array(0, dtype=np.int8))
-            x = graph.node("QuantizeLinear", [x, scale, zero])
-            x = graph.node("DequantizeLinear", [x, scale, zero])
-        y = graph.node("MatMul", [x, graph.node("Transpose", [stored.rows], perm=[1, 0])])
-        if stored.factors is not None:
-            y = graph.node("Mul", [y, self._constant(stored.factors)])
-        if stored.bias is not None:
-            y = graph.node("Add", [y, self._constant(stored.bias)])
-        return str(y)
-
-    def _own_logit(self, x: str, stored: Stored) -> str:
-        """x · row of each of the ``targets`` + its bias, [B, Q] float32."""
-        graph = self._graph
-        rows = graph.node("Gather", [stored.rows, "targets"])
-        products = self._float32(graph.node("Mul", [rows, x]))
-        own = graph.node("ReduceSum", [products, graph.constant(np.array([-1]))], keepdims=0)
-        for op, values in (("Mul", stored.factors), ("Add", stored.bias)):
-            if values is not None:
-                constant = graph.constant(values.astype(np.float32))
-                own = graph.node(op, [own, graph.node("Gather", [constant, "targets"])])
-        return str(own)
-
-    def _dequantize(self, codes: str, scales: Array) -> str:
-        """Codes [out, in] times one scale, or one for each row."""
-        zeros = self._graph.constant(np.zeros(scales.shape, dtype=np.int8))
-        inputs = [codes, self._constant(scales), zeros]
-        axis: dict[str, Any] = {"axis": 0} if scales.ndim else {}
-        return str(self._graph.node("DequantizeLinear", inputs, **axis))
 
     def _plain_attention(self, layer: int, q: str, keys: str, values: str) -> str:
         """Attention in plain operators over the places of ``keys`` and ``values``
@@ -317,6 +241,12 @@ class TensorRt(ABC):
         shape = np.array([0, self._spec.num_kv_heads, -1, self._spec.head_dim])
         return str(self._graph.node("Reshape", [q, self._graph.constant(shape)]))
 
+    def _grouped_mask(self, layer: int) -> str:
+        window = self._spec.windows[layer]
+        if window not in self._grouped_masks:
+            self._grouped_masks[window] = self._group_mask(self._masks[window])
+        return self._grouped_masks[window]
+
     def _split(self, x: str, sizes: list[int], axis: int) -> list[str]:
         constant = self._graph.constant(np.array(sizes))
         return list(self._graph.node("Split", [x, constant], len(sizes), axis=axis))
@@ -344,16 +274,3 @@ class TensorRt(ABC):
                 visible = graph.node("And", [seen, near])
             masks[window] = str(graph.node("Where", [visible, zero, masked]))
         return masks
-
-    def _half(self, x: str) -> str:
-        """float32 to the type of the products."""
-        return self._cast(x, self._dtype.name) if self._dtype != np.float32 else x
-
-    def _float32(self, x: str) -> str:
-        return self._cast(x, "float32") if self._dtype != np.float32 else x
-
-    def _cast(self, x: str, dtype: str) -> str:
-        return str(self._graph.node("Cast", [x], to=ONNX_TYPES[dtype]))
-
-    def _constant(self, value: Any) -> str:
-        return self._graph.constant(np.asarray(value).astype(self._dtype))

@@ -69,7 +69,6 @@ class TensorRt1015(TensorRt):
         own = graph.node("Unsqueeze", [own, graph.constant(np.array([1, 3]))])
         return str(graph.node("Sub", [own, slots]))
 
-    def _grouped_mask(self, layer: int) -> str:
-        mask = self._masks[self._spec.windows[layer]]
+    def _group_mask(self, mask: str) -> str:
         group = self._spec.num_heads // self._spec.num_kv_heads
         return str(self._graph.node("Concat", [mask] * group, axis=2))

@@ -76,8 +76,8 @@ class TensorRt103(TensorRt):
         places = graph.node("Unsqueeze", [places, graph.constant(np.array([1, 2]))])
         return str(graph.node("Sub", [own, places]))
 
-    def _grouped_mask(self, layer: int) -> str:
-        return self._masks[self._spec.windows[layer]]
+    def _group_mask(self, mask: str) -> str:
+        return mask
 
     def _in_slots(self, mass: str) -> str:
         """``mass`` [B, C + S] with that of the new rows in the slots they will be copied to."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects.tensorrt import ONNX_TYPES
+from edgechat.export.dialects.tensorrt_products import ONNX_TYPES
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.spec import DecoderSpec, RotarySpec

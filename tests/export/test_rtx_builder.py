@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tiny_models import MODELS, write_model
 
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
@@ -37,6 +38,21 @@ def test_engines_are_built_for_two_gpus(
         assert built.fused_attentions == 2 * layers  # one for each profile
         assert built.fused_weights >= (layers if precision.startswith("int8") else 0)
         assert build_compact_engine(bundle, gpu).engine
+
+
+@pytest.mark.parametrize("target", ["jetson-jp7", "jetson-jp6"])
+@pytest.mark.parametrize("name", [name for name in MODELS if " " not in name])
+def test_engines_of_every_architecture_are_built(name: str, target: str, tmp_path: Path) -> None:
+    write_model(tmp_path, name)
+    bundle = export_model(open_source(str(tmp_path), print), tmp_path / "b", target=target)
+    layers = bundle.manifest.dims.num_layers
+    built = build_decoder_engine(bundle, "SM86")
+    assert built.cache_updates == (2 * layers if target == "jetson-jp7" else 0)
+    assert built.fused_weights >= layers
+    # kernels with a soft cap there are none, and none for one KV head in plain operators
+    plain = name == "gemma2" or (name, target) == ("falcon", "jetson-jp6")
+    assert built.fused_attentions == (0 if plain else 2 * layers)
+    assert build_compact_engine(bundle, "SM86").engine
 
 
 def test_a_graph_without_importance_is_built(tiny_folder: Path, tmp_path: Path) -> None:

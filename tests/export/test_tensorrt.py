@@ -182,7 +182,7 @@ def test_hundred_compactions_of_float16_keys_drift_by_a_percent(
     for _ in range(50):
         runner.compact(np.arange(120), np.full(120, 255))
         runner.compact(np.arange(120), np.full(120, 1))
-    angles = 50 * 256 * np.asarray(runner.bundle.manifest.rotary.inv_freq)
+    angles = 50 * 256 * np.asarray(runner.bundle.manifest.rotary[0].inv_freq)
     first, second = np.split(before, 2, axis=-1)
     turned = (first + 1j * second) * np.exp(-1j * angles)
     expected = np.concatenate([turned.real, turned.imag], axis=-1)

@@ -24,14 +24,14 @@ IDS = np.random.default_rng(5).integers(3, 259, size=(2, 100))
 class Changed:
     """A source with one of its tensors multiplied."""
 
-    def __init__(self, source: Source, name: str, factor: float) -> None:
+    def __init__(self, source: Source, name: str, factor: float | np.ndarray) -> None:
         self._source, self._name, self._factor = source, name, factor
         self.kind, self.name, self.config = source.kind, source.name, source.config
         self.text = source.text
 
     def tensor(self, name: str) -> np.ndarray:
         value = self._source.tensor(name)
-        return value * np.float32(self._factor) if name == self._name else value
+        return value * np.asarray(self._factor, np.float32) if name == self._name else value
 
 
 @pytest.mark.parametrize("float_inputs", [False, True])
@@ -73,3 +73,13 @@ def test_weights_too_small_for_float16_scales_do_no_harm(
         logits.append(GraphRunner(load_bundle(bundle.folder)).step(IDS[0])["logits"])
     assert np.isfinite(logits[0]).all()
     assert np.abs(logits[0] - logits[1]).mean() < 0.15 * logits[1].std()
+
+
+def test_a_row_of_the_embedding_may_be_nearly_zero(tiny_folder: Path, tmp_path: Path) -> None:
+    """As of tokens that were never trained."""
+    source = open_source(str(tiny_folder), print)
+    factors = np.ones((source.config["vocab_size"], 1))
+    factors[-1] = 1e-9
+    changed = Changed(source, "model.embed_tokens.weight", factors)
+    bundle = export_model(changed, tmp_path / "b", "int8", target="jetson-jp7")
+    assert np.isfinite(GraphRunner(bundle).step(IDS[0])["logits"]).all()

@@ -72,3 +72,20 @@ def test_quantised_stays_close_and_says_what_was_done(name: str, tmp_path: Path)
         report = runners["int8"].bundle.manifest.quantization
         assert set(report["weights_only"]) == downs | ({"head"} if spec.post_norms else set())
         assert ("smoothed" in " ".join(report["steps"])) == spec.post_norms
+
+
+def test_rotary_that_depends_on_the_length_is_that_of_the_cache(tmp_path: Path) -> None:
+    """A Jetson's cache is shorter than the model's context, here on the short side of longrope."""
+    lengths = {"max_position_embeddings": 4096, "original_max_position_embeddings": 3000}
+    write_model(tmp_path, "phi3 longrope", **lengths)
+    source = open_source(str(tmp_path), print)
+    long, short, jetson = (
+        export_model(source, tmp_path / name, "fp32", target=target, capacity=capacity).manifest
+        for name, target, capacity in (
+            ("long", "cpu", None),
+            ("short", "cpu", 2048),
+            ("jetson", "jetson-jp7", None),
+        )
+    )
+    assert jetson.max_capacity == 2048
+    assert jetson.rotary == short.rotary != long.rotary

@@ -13,8 +13,9 @@ from typing import Any
 from edgechat.errors import BundleError
 from edgechat.validate import Invalid, build
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "edgechat.json"
+KV_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element of the cache
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
 
@@ -34,11 +35,15 @@ class Dims:
 
 @dataclass(frozen=True)
 class Rotary:
-    """What compaction needs to rotate cached keys to new positions (angles per position)."""
+    """What compaction needs to rotate cached keys to new positions (angles per position).
+
+    ``layers`` are those whose keys are rotated so; layers of no Rotary leave keys as they are.
+    """
 
     dim: int
     inv_freq: tuple[float, ...]
     kind: str
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[Any, ...]
+
+    def names(self, layers: int) -> list[str]:
+        """The graph's own names: one for each layer, or the only one."""
+        if "{i}" not in self.name:
+            return [self.name]
+        return [self.name.replace("{i}", str(layer)) for layer in range(layers)]
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,13 @@ class Manifest:
     max_capacity: int
     weight_bytes_per_token: int
     dims: Dims
-    rotary: Rotary
+    rotary: tuple[Rotary, ...]
     graph: Graph
     tokens: Tokens
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+    compact: Graph | None = None
+    """Moves kept slots to the front, for engines whose cache is not in host memory."""
 
     @property
     def has_importance(self) -> bool:
@@ -105,8 +118,7 @@ class Manifest:
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
         d = self.dims
-        element = 4 if self.kv_dtype == "float32" else 1
-        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * element
+        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * KV_BYTES[self.kv_dtype]
 
 
 @dataclass(frozen=True)
@@ -202,12 +214,16 @@ def _check_ranges(m: Manifest) -> None:
         raise Invalid(f"dims.num_layers is {m.dims.num_layers}")
     if not 0 < m.max_capacity < 1 << 24:
         raise Invalid(f"max_capacity is {m.max_capacity}")
-    if m.kv_dtype not in ("float32", "int8"):
+    if m.kv_dtype not in KV_BYTES:
         raise Invalid(f"kv_dtype is {m.kv_dtype!r}")
-    if not all(math.isfinite(x) for x in m.rotary.inv_freq):
-        raise Invalid("rotary.inv_freq holds a value that is not finite")
-    if len(m.rotary.inv_freq) * 2 != m.rotary.dim or m.rotary.dim > m.dims.head_dim:
-        raise Invalid("rotary.inv_freq does not fit rotary.dim")
+    for rotary in m.rotary:
+        if not all(math.isfinite(x) for x in rotary.inv_freq):
+            raise Invalid("rotary.inv_freq holds a value that is not finite")
+        if len(rotary.inv_freq) * 2 != rotary.dim or rotary.dim > m.dims.head_dim:
+            raise Invalid("rotary.inv_freq does not fit rotary.dim")
+    rotated = [layer for rotary in m.rotary for layer in rotary.layers]
+    if len(set(rotated)) != len(rotated) or not set(rotated) <= set(range(m.dims.num_layers)):
+        raise Invalid("rotary.layers names a layer twice or one there is not")
     if not 0 < m.tokens.size <= m.dims.vocab_size:
         raise Invalid(f"tokens.size is {m.tokens.size} for {m.dims.vocab_size} embeddings")
     if any(not 0 <= i < m.dims.vocab_size for i in m.tokens.eos):

@@ -20,22 +20,27 @@ def build_decoder(
     asked for: nothing else can see it.
     """
     x = dialect.embed(weights.embedding())
-    update = None
-    hidden_layer = round(spec.num_layers * HIDDEN_DEPTH)
+    update = post_norm = None
+    hidden_layer = min(round(spec.num_layers * HIDDEN_DEPTH), spec.num_layers - 1)
     for index in range(spec.num_layers):
         layer = weights.layer(index)
-        normed, x = dialect.add_norm(x, update, layer.attn_norm)
+        normed, x = dialect.add_norm(x, update, post_norm, layer.attn_norm)
         if index == hidden_layer:
             dialect.hidden(x)
         qkv = dialect.linear(normed, layer.qkv, "qkv", f"layers.{index}.qkv")
-        attended = dialect.attention(index, qkv)
+        attended = dialect.attention(index, qkv, layer.q_norm, layer.k_norm)
         if index == spec.num_layers - 1:
             attended, x = dialect.select(attended), dialect.select(x)
         update = dialect.linear(attended, layer.o, "o", f"layers.{index}.o")
-        normed, x = dialect.add_norm(x, update, layer.mlp_norm)
+        if spec.parallel:
+            normed, _ = dialect.add_norm(x, None, None, layer.mlp_norm)
+            x = dialect.add(x, update, layer.attn_post_norm)
+        else:
+            normed, x = dialect.add_norm(x, update, layer.attn_post_norm, layer.mlp_norm)
         gate_up = dialect.linear(normed, layer.gate_up, "gate_up", f"layers.{index}.gate_up")
-        hidden = dialect.gated_activation(gate_up)
+        hidden = dialect.activation(gate_up)
         update = dialect.linear(hidden, layer.down, "down", f"layers.{index}.down")
+        post_norm = layer.mlp_post_norm
         progress(index + 1)
-    normed, _ = dialect.add_norm(x, update, weights.final_norm())
+    normed, _ = dialect.add_norm(x, update, post_norm, weights.final_norm())
     dialect.logits(normed, None if spec.tied_embeddings else weights.head())

@@ -18,7 +18,6 @@ from edgechat.bundle import (
     SCHEMA,
     Bundle,
     Dims,
-    Graph,
     Manifest,
     Rotary,
     Tokens,
@@ -26,24 +25,20 @@ from edgechat.bundle import (
     load_bundle,
     write_manifest,
 )
-from edgechat.errors import BundleError, SettingsError, SourceError
+from edgechat.errors import BundleError, SourceError
 from edgechat.export.architectures import find_architecture
-from edgechat.export.decoder import build_decoder
-from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
-from edgechat.export.graph import GraphBuilder
+from edgechat.export.graphs import write_graphs
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
 from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, Ids
+from edgechat.export.targets import check_options
 from edgechat.paths import remove_leftovers
 
-PRECISIONS = ("int8", "int8-weight", "fp32")
-KV_PRECISIONS = ("fp32", "int8")
 Measure = Callable[[Bundle, Ids], float]
-GRAPH_FILE, DATA_FILE = "model.onnx", "model.data"
-LARGEST_CAPACITY = 1 << 20
+KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -64,21 +59,23 @@ class Progress:
 
 def export_model(
     source: Source,
-    target: Path,
+    output: Path,
     precision: str = "int8",
-    kv: str = "fp32",
+    kv: str | None = None,
     capacity: int | None = None,
     calibration: Path | None = None,
     overwrite: bool = False,
     importance: bool = True,
     progress: Progress | None = None,
     measure: Measure | None = None,
+    target: str = "cpu",
 ) -> Bundle:
-    """Write a bundle of ``source`` to the folder ``target`` and return it.
+    """Write a bundle of ``source`` to the folder ``output`` and return it.
 
-    ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations) or fp32; ``kv``:
-    fp32 or int8 cache. ``capacity`` is the longest KV cache the bundle can be run with, in
-    tokens (default: the model's context length). ``calibration`` is a text or .jsonl file
+    ``precision``: int8 (W8A8), int8-weight (8-bit weights, float activations), fp16 or fp32;
+    ``kv``: fp32 or int8 cache; ``target``: a name in TARGETS, which says what can be chosen.
+    ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
+    target's, from the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
     ``measure`` returns the finished bundle's perplexity on token
     ids, which goes into the manifest beside the unquantised model's. The folder appears
@@ -86,81 +83,75 @@ def export_model(
     BundleError.
     """
     progress = progress or Progress()
-    check_options(precision, kv, capacity)
+    backend = check_options(precision, kv, capacity, target)
+    kv = backend.kv(precision, kv)
     architecture = find_architecture(source.config)
-    spec = architecture.spec(source.config, capacity)
-    if capacity is not None and capacity > spec.context_length:
+    context_length = architecture.spec(source.config, capacity).context_length
+    max_capacity = capacity or backend.capacity(context_length)
+    spec = architecture.spec(source.config, max_capacity)
+    if max_capacity > context_length:
         progress.say(
-            f"note: capacity {capacity:,} is beyond the {spec.context_length:,} tokens the model "
+            f"note: capacity {max_capacity:,} is beyond the {context_length:,} tokens the model "
             "was trained for; a full cache that long will answer worse."
         )
-    max_capacity = capacity or spec.context_length
     text = source.text()
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
     tokens = _tokens(spec, text, tokenizer)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
     bos = tokens.bos if tokens.adds_bos else None
-    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration)
-    with _new_folder(target, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
-        with GraphBuilder(folder / GRAPH_FILE, folder / DATA_FILE, OPSETS) as graph:
-            dialect = OrtCpu(
-                graph,
-                recipe.spec,
-                blocks=precision != "fp32",
-                max_capacity=max_capacity,
-                kv_scales=recipe.kv_scales,
-                importance=importance,
-            )
-            build_decoder(
-                recipe.spec,
-                recipe.weights,
-                dialect,
-                lambda done: progress.layers(done, spec.num_layers),
-            )
-            graph.save()
+    static = backend.is_tensorrt
+    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
+    with _new_folder(output, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
+        graphs = write_graphs(
+            folder,
+            backend.dialect,
+            recipe,
+            precision,
+            max_capacity,
+            importance,
+            lambda done: progress.layers(done, spec.num_layers),
+        )
         (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
-        names = [GRAPH_FILE, DATA_FILE, "tokenizer.json"]
+        names = [*graphs.files, "tokenizer.json"]
         if text.chat_template is None:
             progress.say("note: the model has no chat template; edgechat run will refuse to chat.")
         else:
             (folder / "chat_template.jinja").write_text(text.chat_template, encoding="utf-8")
             names.append("chat_template.jinja")
         progress.say("checksums")
-        inputs, outputs = dialect.contract()
         manifest = Manifest(
             schema=SCHEMA,
             name=source.name,
             architecture=spec.architecture,
             source=source.kind,
             precision=precision,
-            kv_dtype={"fp32": "float32", "int8": "int8"}[kv],
+            kv_dtype=KV_TYPES[kv],
             max_capacity=max_capacity,
-            weight_bytes_per_token=dialect.weight_bytes_per_token,
+            weight_bytes_per_token=graphs.weight_bytes_per_token,
             dims=_dims(spec),
-            rotary=Rotary(spec.rotary.dim, spec.rotary.inv_freq, spec.rotary.kind),
-            graph=Graph(GRAPH_FILE, "ort_cpu", inputs, outputs),
+            rotary=_rotaries(spec),
+            graph=graphs.decoder,
+            compact=graphs.compact,
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
             quantization=recipe.report(),
         )
         write_manifest(folder, manifest)
         written = load_bundle(folder)  # what was written must load
-        if measure is not None and (precision, kv) != ("fp32", "fp32"):
+        if measure is not None and not precision == kv == "fp32":
             progress.say("measuring what quantisation costs")
             ids = windows(tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
-    return load_bundle(target)
+    return load_bundle(output)
 
 
-def check_options(precision: str, kv: str, capacity: int | None) -> None:
-    """SettingsError for a value that no export can use."""
-    for name, value, known in (("precision", precision, PRECISIONS), ("kv", kv, KV_PRECISIONS)):
-        if value not in known:
-            raise SettingsError(f"{name} {value!r} is unknown; choose {', '.join(known)}.")
-    if capacity is not None and not 16 <= capacity <= LARGEST_CAPACITY:
-        raise SettingsError(f"capacity {capacity} must be between 16 and {LARGEST_CAPACITY:,}.")
+def _rotaries(spec: DecoderSpec) -> tuple[Rotary, ...]:
+    return tuple(
+        Rotary(r.dim, r.inv_freq, r.kind, tuple(i for i, of in enumerate(spec.rotary) if of == r))
+        for r in spec.rotaries
+    )
 
 
 def _dims(spec: DecoderSpec) -> Dims:
@@ -201,8 +192,8 @@ def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
     per_layer = spec.hidden_size * (spec.q_size * 2 + spec.kv_size * 2 + 3 * spec.intermediate_size)
     tables = 1 if spec.tied_embeddings else 2
     count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
-    weights = int(count * (4 if precision == "fp32" else 1.13))
-    return weights + positions * spec.rotary.dim * 4 + (8 << 20)
+    weights = int(count * {"fp32": 4, "fp16": 2}.get(precision, 1.13))
+    return weights + positions * sum(r.dim for r in spec.rotaries) * 4 + (8 << 20)
 
 
 @contextlib.contextmanager

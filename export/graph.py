@@ -11,9 +11,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgechat.bundle import TensorInfo
+
 ALIGNMENT = 4096  # bytes: lets runtimes map a tensor straight from the file
 TYPES = {
     "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
     "int8": TensorProto.INT8,
@@ -45,12 +48,20 @@ class GraphBuilder:
     def __exit__(self, *exc: object) -> None:
         self._data.close()
 
-    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> str:
+    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
         self._inputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
-        return name
 
     def output(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
         self._outputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
+
+    def declare(
+        self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], layers: int
+    ) -> None:
+        """Give the graph the inputs and outputs of a contract."""
+        for infos, add in ((inputs, self.input), (outputs, self.output)):
+            for info in infos:
+                for name in info.names(layers):
+                    add(name, info.dtype, info.shape)
 
     def node(
         self,
@@ -101,7 +112,8 @@ class GraphBuilder:
             self._nodes, "edgechat", self._inputs, self._outputs, self._initializers
         )
         opsets = [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        oldest = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
         model.producer_name = "edgechat"
         self._data.flush()
         onnx.save(model, self._graph_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgechat.errors import UnsupportedModelError
-from edgechat.export.spec import RotarySpec
+from edgechat.export.spec import Array, RotarySpec
 
 Frequencies = NDArray[np.float64]
+PAIRS = 8
 
 
 def rotary_spec(
@@ -22,7 +24,8 @@ def rotary_spec(
 
     ``scaling`` is a config's ``rope_scaling`` (or ``rope_parameters``); ``context`` its
     ``max_position_embeddings``; ``capacity`` the longest position the bundle will meet, which
-    fixes the ``dynamic`` type at export. Raises UnsupportedModelError for unknown types.
+    fixes the types ``dynamic`` and ``longrope`` at export. Raises UnsupportedModelError for
+    unknown types.
     """
     scaling = dict(scaling or {})
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
@@ -39,12 +42,14 @@ def rotary_spec(
             freq = _llama3(freq, scaling)
         elif kind == "yarn":
             freq, factor = _yarn(freq, dim, theta, scaling, context)
+        elif kind == "longrope":
+            freq, factor = _longrope(freq, scaling, context, capacity)
         elif kind == "per_frequency":  # GGUF stores llama3 scaling as one divisor a frequency
             freq = freq / np.asarray(scaling["factors"], dtype=np.float64)
         else:
             raise UnsupportedModelError(
                 f"rotary scaling type {kind!r} is not supported; edgechat knows default, linear, "
-                "dynamic, llama3 and yarn."
+                "dynamic, llama3, longrope and yarn."
             )
     except KeyError as missing:
         raise UnsupportedModelError(
@@ -58,6 +63,30 @@ def rotary_spec(
     if not np.isfinite(freq).all() or not math.isfinite(factor):
         raise UnsupportedModelError(f"rotary scaling of type {kind!r} gives infinite frequencies.")
     return RotarySpec(dim, tuple(float(f) for f in freq), factor, kind)
+
+
+def padded(rotary: RotarySpec) -> RotarySpec:
+    """``rotary`` with pairs that never turn added, up to a multiple of PAIRS.
+
+    The attention kernel asks for that. Which features join is
+    ``export/architectures/checkpoint.py``'s choice.
+    """
+    missing = -len(rotary.inv_freq) % PAIRS
+    if missing and rotary.attention_factor != 1:
+        raise UnsupportedModelError(
+            f"{rotary.kind} rotary on {rotary.dim} features of a head is not supported; multiples "
+            f"of {2 * PAIRS} are."
+        )
+    inv_freq = rotary.inv_freq + (0.0,) * missing
+    return dataclasses.replace(rotary, dim=2 * len(inv_freq), inv_freq=inv_freq)
+
+
+def rotary_tables(rotary: RotarySpec, positions: int) -> tuple[Array, Array]:
+    """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
+    angles = np.outer(np.arange(positions, dtype=np.float64), rotary.inv_freq)
+    factor = rotary.attention_factor
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def _dynamic(dim: int, theta: float, factor: float, context: int, length: int) -> Frequencies:
@@ -77,6 +106,22 @@ def _llama3(freq: Frequencies, scaling: Mapping[str, Any]) -> Frequencies:
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     result: Frequencies = (1 - smooth) * freq / factor + smooth * freq
     return result
+
+
+def _longrope(
+    freq: Frequencies, scaling: Mapping[str, Any], context: int, capacity: int
+) -> tuple[Frequencies, float]:
+    """LongRoPE (arXiv 2402.13753): a divisor a pair, from one of two lists by the length."""
+    original = float(scaling.get("original_max_position_embeddings") or context)
+    factor = float(scaling.get("factor") or context / original)
+    name = "long_factor" if capacity > original else "short_factor"
+    divisors = np.asarray(scaling[name], dtype=np.float64)
+    if divisors.shape != freq.shape:
+        raise ValueError(f"{divisors.size} divisors for {len(freq)} frequencies")
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return freq / divisors, float(attention)
 
 
 def _yarn(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,15 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Dimensions and choices of a pre-norm decoder-only transformer."""
+    """Dimensions and choices of a decoder-only transformer.
+
+    Every norm is an RMSNorm (arXiv 1910.07467); a model with ``layer_norm`` is read as one, see
+    ``export/architectures/checkpoint.py``. ``rotary`` and ``windows`` have an entry a layer: None
+    leaves keys unrotated; a window is how many of the last tokens, itself included, a query
+    sees, 0 all of them. A soft cap c makes x to c * tanh(x / c), 0 leaves x alone. ``gated``:
+    act(gate) * up, else act(up). ``parallel``: attention and MLP both read the stream before
+    the layer. ``post_norms``: what attention and MLP give is normed before it is added.
+    """
 
     architecture: str
     vocab_size: int
@@ -41,8 +50,22 @@ class DecoderSpec:
     head_dim: int
     context_length: int
     norm_eps: float
-    rotary: RotarySpec
+    rotary: tuple[RotarySpec | None, ...]
+    windows: tuple[int, ...]
+    attention_scale: float
     tied_embeddings: bool
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    gated: bool = True
+    parallel: bool = False
+    layer_norm: bool = False
+    post_norms: bool = False
+
+    def __post_init__(self) -> None:
+        if self.layer_norm and self.tied_embeddings:
+            raise ValueError("a centred embedding cannot be the head too")
 
     @property
     def q_size(self) -> int:
@@ -51,6 +74,11 @@ class DecoderSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def rotaries(self) -> tuple[RotarySpec, ...]:
+        """The different ones among ``rotary``, in the order they first occur."""
+        return tuple(dict.fromkeys(r for r in self.rotary if r is not None))
 
 
 @dataclass
@@ -76,6 +104,17 @@ class Int8Linear:
     hadamard: int = 0
 
 
+@dataclass
+class StaticInt8Linear(Int8Linear):
+    """Int8 weights whose inputs are rounded by one scale known at export.
+
+    An input is round(x / ``input_scale``) in -128 … 127; None leaves inputs in float
+    (weight-only). ``hadamard`` stays 0.
+    """
+
+    input_scale: float | None = None
+
+
 AnyLinear = Linear | Int8Linear
 L_co = TypeVar("L_co", covariant=True)
 
@@ -84,15 +123,22 @@ L_co = TypeVar("L_co", covariant=True)
 class LayerWeights(Generic[L_co]):
     """One decoder layer with projections packed the way every dialect wants them.
 
-    ``qkv`` stacks query, key and value rows; ``gate_up`` stacks gate and up rows.
+    ``qkv`` stacks query, key and value rows; ``gate_up`` stacks gate and up rows, or holds up
+    rows alone where the MLP is not gated. Norms are gains [hidden]; None means there is no norm
+    at that place. ``q_norm`` and ``k_norm`` are [head_dim], for each head by itself, or
+    [q_size] and [kv_size], for all heads at once.
     """
 
-    attn_norm: Array
+    attn_norm: Array | None
     qkv: L_co
     o: L_co
-    mlp_norm: Array
+    mlp_norm: Array | None
     gate_up: L_co
     down: L_co
+    q_norm: Array | None = None
+    k_norm: Array | None = None
+    attn_post_norm: Array | None = None
+    mlp_post_norm: Array | None = None
 
 
 class Weights(Protocol[L_co]):

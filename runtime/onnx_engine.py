@@ -16,6 +16,7 @@ from edgechat.runtime import huge_pages
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens
 from edgechat.runtime.rotation import rotate_keys
 
+Cosines = NDArray[np.float32]
 ORT_TYPES = {
     "tensor(float)": "float32",
     "tensor(int64)": "int64",
@@ -70,7 +71,7 @@ class OnnxEngine:
         self.has_signals = manifest.has_importance
         self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers
-        self._inv_freq = np.asarray(manifest.rotary.inv_freq, dtype=np.float64)
+        self._rotary = manifest.rotary
         self._bundle = bundle
         if session is None:
             before = huge_pages.anonymous_regions()
@@ -118,15 +119,14 @@ class OnnxEngine:
             return
         first = int(moved.argmax())
         shift = np.arange(first, len(kept)) - kept[first:]
-        angles = shift[:, None] * self._inv_freq
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        turns = self._turns(shift)
         target = slice(first, len(kept))
         source: slice | Slots = kept[first:]
         if (shift == shift[0]).all():  # one block, as a window leaves it: no gathering
             source = slice(int(kept[first]), int(kept[-1]) + 1)
         for layer in range(self._layers):
             keys, values = self._kv[layer, 0, row], self._kv[layer, 1, row]
-            keys[:, target] = rotate_keys(keys[:, source], cos, sin)
+            keys[:, target] = rotate_keys(keys[:, source], *turns[layer])
             values[:, target] = values[:, source]
 
     def read(self, row: int, start: int, count: int) -> KV:
@@ -138,10 +138,21 @@ class OnnxEngine:
         if start == origin:
             target[:] = kv  # as it is: turning clips int8 codes
             return
-        angles = (start - origin) * self._inv_freq[None]
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        target[:, 0] = rotate_keys(kv[:, 0], cos, sin)
+        for layer, turn in enumerate(self._turns(np.array([start - origin]))):
+            target[layer, 0] = rotate_keys(kv[layer, 0], *turn)
         target[:, 1] = kv[:, 1]
+
+    def _turns(self, shift: Slots) -> list[tuple[Cosines, Cosines]]:
+        """Each layer's cos and sin [n, R / 2] that move keys by ``shift`` [n] positions; R is 0
+        in a layer without rotary."""
+        none = np.ones((len(shift), 0), dtype=np.float32)
+        turns = [(none, none)] * self._layers
+        for rotary in self._rotary:
+            angles = shift[:, None] * np.asarray(rotary.inv_freq, dtype=np.float64)
+            turn = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            for layer in rotary.layers:
+                turns[layer] = turn
+        return turns
 
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]

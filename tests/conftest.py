@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from edgechat.export import export_model, open_source
 from edgechat.export.sources.hub import smollm2 as fetch_smollm2
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-VOCAB = 320
 
 
 @pytest.fixture(scope="session")
@@ -30,24 +28,12 @@ def shared_text() -> str:
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes Hugging Face folders of tiny random Llama models with a byte-level tokenizer."""
     import torch
+    from tiny_models import COMMON, write_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
     def make(seed: int = 0, shards: bool = False, dtype: str = "float32", **config: Any) -> Path:
         torch.manual_seed(seed)
-        values: dict[str, Any] = dict(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            rms_norm_eps=1e-5,
-            bos_token_id=1,
-            eos_token_id=2,
-            initializer_range=0.3,
-        )
-        values.update(config)
+        values = {**COMMON, "pad_token_id": None, "rms_norm_eps": 1e-5, **config}
         model = LlamaForCausalLM(LlamaConfig(**values)).to(getattr(torch, dtype))
         folder = tmp_path_factory.mktemp("hf")
         model.save_pretrained(folder, max_shard_size="50KB" if shards else "5GB")
@@ -55,30 +41,6 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return folder
 
     return make
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
-    """A byte-level tokenizer with three special tokens in front; every text round-trips."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*special, *alphabet, "ab"])}
-    tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
-    if template is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="session")

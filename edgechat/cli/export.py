@@ -41,13 +41,21 @@ def export(
             "-p",
             "--precision",
             help="int8 (weights and activations; smallest and fastest, the default), int8-weight "
-            "(weights only) or fp32 (exact).",
+            "(weights only), fp16 (Jetson) or fp32 (exact; on a Jetson only to compare with).",
         ),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            help="What will run the bundle: cpu, or a Jetson by its JetPack: jetson-jp7 (TensorRT "
+            "10.15 or later) or jetson-jp6 (TensorRT 10.3)."
+        ),
+    ] = "cpu",
     kv: Annotated[
         str | None,
         typer.Option(
-            help="KV cache: fp32, or int8 (a quarter of the memory).", show_default="fp32"
+            help="KV cache on the CPU: fp32 (the default), or int8 (a quarter of the memory). On a "
+            "Jetson it is fp16."
         ),
     ] = None,
     calibration: Annotated[
@@ -60,7 +68,7 @@ def export(
         int | None,
         typer.Option(
             help="Longest KV cache the bundle can run with, in tokens. Default: the model's "
-            "context length."
+            "context length; on a Jetson, where it is the only one, at most 2,048."
         ),
     ] = None,
     profile: Annotated[
@@ -90,7 +98,7 @@ def export(
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
     chosen = precision or "int8"
     wished = Settings() if profile is None else load_profile(profile)
-    kv = kv or wished.kv or "fp32"
+    kv = kv or wished.kv
     capacity = wished.capacity if capacity is None else capacity
     try:
         from edgechat.export import Progress, check_options, export_model, open_source
@@ -101,12 +109,13 @@ def export(
         ) from None
     signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
-    check_options(chosen, kv, capacity)
+    backend = check_options(chosen, kv, capacity, target)
     source = open_source(model, console.print)
-    target = (
+    suffix = chosen if target == "cpu" else f"{target}-{chosen}"
+    folder = (
         output.expanduser()
         if output
-        else Path(f"{Path(source.name).name.replace(' ', '-')}-{chosen}")
+        else Path(f"{Path(source.name).name.replace(' ', '-')}-{suffix}")
     )
     columns = (TextColumn("calibrating and writing layers"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, TimeElapsedColumn(), console=console) as bar:
@@ -119,14 +128,15 @@ def export(
 
         bundle = export_model(
             source,
-            target,
+            folder,
             precision=chosen,
+            target=target,
             kv=kv,
             capacity=capacity,
             calibration=calibration,
             overwrite=overwrite,
             importance=importance,
-            measure=_measure(bar.console),
+            measure=_measure(bar.console, backend.is_tensorrt),
             progress=Progress(
                 say=bar.console.print,
                 layers=layers,
@@ -134,8 +144,9 @@ def export(
         )
     _print_loss(console, bundle.manifest.quantization)
     size = sum(info.size for info in bundle.manifest.files.values())
-    console.print(f"made {target} ({size / 1e6:,.0f} MB, {chosen})", highlight=False, markup=False)
-    console.print(f"talk to it: edgechat run {target}", highlight=False, markup=False)
+    console.print(f"made {folder} ({size / 1e6:,.0f} MB, {chosen})", highlight=False, markup=False)
+    if not backend.is_tensorrt:
+        console.print(f"talk to it: edgechat run {folder}", highlight=False, markup=False)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -143,15 +154,21 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _measure(console: Console) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
+def _measure(
+    console: Console, is_tensorrt: bool
+) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
     """How to measure a bundle's perplexity, or None where no ONNX Runtime is installed."""
     try:
         from edgechat.evaluate import Reader, evaluate
+        from edgechat.graph_runner import GraphRunner
+        from edgechat.runtime.onnx_engine import usable_cores
     except ModuleNotFoundError:
         console.print("note: onnxruntime is not installed, so the loss is not measured.")
         return None
 
     def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
+        if is_tensorrt:
+            return GraphRunner(bundle, usable_cores()).perplexity(ids)
         return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity
 
     return measure

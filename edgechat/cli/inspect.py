@@ -105,7 +105,11 @@ def _model(m: Manifest) -> list[tuple[str, str]]:
         ("attention", f"{d.num_heads} heads, {d.num_kv_heads} KV heads of size {d.head_dim}"),
         ("vocabulary", f"{d.vocab_size:,} ({m.tokens.size:,} tokens in the tokenizer)"),
         ("context", f"{d.context_length:,} tokens trained, KV capacity up to {m.max_capacity:,}"),
-        ("rotary", f"{m.rotary.kind}, {m.rotary.dim} features"),
+        (
+            "rotary",
+            "; ".join(f"{r.kind}, {r.dim} features, {len(r.layers)} layers" for r in m.rotary)
+            or "none",
+        ),
         ("end tokens", ", ".join(map(str, m.tokens.eos))),
     ]
 

@@ -5,10 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from edgechat.errors import SourceError, UnsupportedModelError
-from edgechat.export.architectures import llama
+from edgechat.export.architectures import (
+    falcon,
+    gemma2,
+    gemma3,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+)
 from edgechat.export.spec import Architecture
 
-ARCHITECTURES = [llama.ARCHITECTURE]
+ARCHITECTURES: list[Architecture] = [
+    llama.ARCHITECTURE,
+    mistral.ARCHITECTURE,
+    qwen2.ARCHITECTURE,
+    qwen3.ARCHITECTURE,
+    gemma2.ARCHITECTURE,
+    gemma3.ARCHITECTURE,
+    phi3.ARCHITECTURE,
+    smollm3.ARCHITECTURE,
+    granite.ARCHITECTURE,
+    olmo2.ARCHITECTURE,
+    stablelm.ARCHITECTURE,
+    gpt_neox.ARCHITECTURE,
+    falcon.ARCHITECTURE,
+]
 
 
 def find_architecture(config: dict[str, Any]) -> Architecture:

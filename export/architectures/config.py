@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from edgechat.errors import SourceError, UnsupportedModelError
+from edgechat.export.rotary import padded, rotary_spec
+from edgechat.export.spec import Activation, DecoderSpec, RotarySpec
 
 # Fields that change nothing about the forward pass of a decoder.
 HARMLESS = frozenset(
@@ -14,9 +17,18 @@ HARMLESS = frozenset(
     hidden_dropout resid_pdrop embd_pdrop is_llama_config tie_word_embeddings name_or_path
     output_attentions output_hidden_states return_dict return_dict_in_generate auto_map
     keys_to_ignore_at_inference id2label label2id problem_type task_specific_params
-    is_encoder_decoder is_decoder chunk_size_feed_forward finetuning_task language""".split()
+    is_encoder_decoder is_decoder chunk_size_feed_forward finetuning_task language
+    cache_implementation classifier_dropout attn_implementation""".split()
 )
 HARMLESS_PREFIXES = ("_", "transformers", "unsloth", "torchscript")
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class Config:
@@ -37,6 +49,15 @@ class Config:
             raise SourceError(f"the model's config says {name} = {value!r}, not a whole number.")
         return value
 
+    def whole(self, name: str, default: int) -> int:
+        """A whole number of zero or more."""
+        value = self.optional(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise SourceError(f"the model's config says {name} = {value!r}, not a whole number.")
+        return value
+
     def number(self, name: str, default: float) -> float:
         value = self.optional(name)
         if value is None:
@@ -45,20 +66,41 @@ class Config:
             raise SourceError(f"the model's config says {name} = {value!r}, not a number above 0.")
         return float(value)
 
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.optional(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise SourceError(f"the model's config says {name} = {value!r}, not true or false.")
+        return value
+
+    def rope(self) -> dict[str, Any]:
+        """Rotary settings from ``rope_parameters`` (transformers 5) or the older fields."""
+        scaling = self.optional("rope_parameters") or self.optional("rope_scaling") or {}
+        self.optional("rope_scaling")
+        if not isinstance(scaling, dict):
+            raise SourceError(f"the model's config has rope_scaling = {scaling!r}, not a mapping.")
+        older = {name: self.optional(name) for name in ("rope_theta", "partial_rotary_factor")}
+        return {**{k: v for k, v in older.items() if v is not None}, **scaling}
+
     def optional(self, name: str) -> Any:
         self._read.add(name)
         return self._values.get(name)
 
-    def refuse_rest(self, neutral: Iterable[tuple[str, Any]] = ()) -> None:
+    def refuse_rest(
+        self, known: Iterable[str] = (), neutral: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Raise UnsupportedModelError for a field nobody read that may change the result.
 
-        Fields that are absent, null, false, zero or equal to a value in ``neutral`` pass.
+        Fields that are absent, null, false or zero pass, and ``known`` ones, which the weights
+        need or which change nothing in this architecture, and those whose value is as in
+        ``neutral``.
         """
-        allowed = dict(neutral)
+        passed = self._read | HARMLESS | set(known)
         for name, value in self._values.items():
-            if name in self._read or name in HARMLESS or name.startswith(HARMLESS_PREFIXES):
+            if name in passed or name.startswith(HARMLESS_PREFIXES):
                 continue
-            if value in (None, False, 0, "", [], {}) or allowed.get(name, object()) == value:
+            if value in (None, False, 0, "", [], {}) or neutral.get(name, None) == value:
                 continue
             raise UnsupportedModelError(
                 f"the model's config sets {name} = {value!r}, which this architecture does not "
@@ -66,15 +108,108 @@ class Config:
             )
 
 
-def rope_fields(config: Config) -> tuple[float | None, dict[str, Any] | None]:
-    """Base and scaling from ``rope_parameters`` (transformers 5) or the older two fields."""
-    scaling = config.optional("rope_parameters") or config.optional("rope_scaling")
-    config.optional("rope_scaling")
-    theta = config.optional("rope_theta")
-    if scaling is not None and not isinstance(scaling, dict):
-        raise SourceError(f"the model's config has rope_scaling = {scaling!r}, not a mapping.")
-    if scaling and theta is None:
-        theta = scaling.get("rope_theta")
-    if theta is not None and (not isinstance(theta, (int, float)) or not theta > 1):
-        raise SourceError(f"the model's config says rope_theta = {theta!r}, not a number above 1.")
-    return (None if theta is None else float(theta)), scaling
+def base_spec(
+    config: Config,
+    architecture: str,
+    capacity: int | None,
+    theta: float = 10000.0,
+    tied: bool = False,
+    rotary_share: float | None = None,
+    norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    rope: dict[str, Any] | None = None,
+) -> DecoderSpec:
+    """What nearly every config says in the same fields, for a Llama-like decoder.
+
+    The other arguments are the family's defaults: base of the rotary frequencies, whether head
+    and embedding are one, which share of each head is rotated (None: the family has no such
+    setting), two fields' names with their defaults, and rotary settings that are not where
+    :meth:`Config.rope` finds them. Raises SourceError or UnsupportedModelError.
+    """
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    layers = config.integer("num_hidden_layers")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    head_dim = config.integer("head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise UnsupportedModelError(
+            f"{heads} attention heads cannot share {kv_heads} KV heads evenly; the config is wrong."
+        )
+    if head_dim % 16:
+        raise UnsupportedModelError(
+            f"head size {head_dim} is not a multiple of 16, which the attention kernel requires."
+        )
+    rope = config.rope() if rope is None else rope
+    rotary = rotary_of(config, rope, head_dim, capacity, theta, rotary_share)
+    return DecoderSpec(
+        architecture=architecture,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=config.integer("max_position_embeddings"),
+        norm_eps=config.number(*norm_eps),
+        rotary=(rotary,) * layers,
+        windows=(0,) * layers,
+        attention_scale=head_dim**-0.5,
+        tied_embeddings=config.flag("tie_word_embeddings", tied),
+        activation=_activation(activation[0], config.optional(activation[0]) or activation[1]),
+    )
+
+
+def rotary_of(
+    config: Config,
+    rope: dict[str, Any],
+    head_dim: int,
+    capacity: int | None,
+    theta: float,
+    share: float | None = None,
+) -> RotarySpec:
+    """Rotary of one kind of layer, from ``rope`` as :meth:`Config.rope` gives it."""
+    context = config.integer("max_position_embeddings")
+    found = rope.get("partial_rotary_factor")
+    part = found if found is not None else 1.0 if share is None else share
+    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 < part <= 1:
+        raise SourceError(f"the model's config says partial_rotary_factor = {part!r}, not a share.")
+    dim = int(head_dim * part)
+    if (share is None and part != 1) or dim % 2 or not dim:
+        raise UnsupportedModelError(
+            f"rotary on {dim} of {head_dim} features of a head (partial_rotary_factor {part}) is "
+            "not supported for this architecture."
+        )
+    base = rope.get("rope_theta")
+    base = theta if base is None else base
+    if isinstance(base, bool) or not isinstance(base, (int, float)) or not base > 1:
+        raise SourceError(f"the model's config says rope_theta = {base!r}, not a number above 1.")
+    return padded(rotary_spec(dim, float(base), rope, context, capacity or context))
+
+
+def layer_windows(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:
+    """The window of each layer: ``sliding_window`` where ``layer_types`` says so, else 0.
+
+    ``slides`` stands for a config without ``layer_types``.
+    """
+    types = config.optional("layer_types")
+    if types is not None:
+        odd = [t for t in types if t not in LAYER_TYPES] if isinstance(types, list) else [types]
+        if odd or len(types) != len(slides):
+            raise UnsupportedModelError(
+                f"layer_types is {odd[0] if odd else types!r}; edgechat knows one of "
+                f"{' and '.join(LAYER_TYPES)} for each layer."
+            )
+        slides = [t == "sliding_attention" for t in types]
+    window = config.optional("sliding_window")
+    if window is None:
+        return (0,) * len(slides)
+    size = config.integer("sliding_window")
+    return tuple(size if slide else 0 for slide in slides)
+
+
+def _activation(field: str, name: Any) -> Activation:
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{field} {name!r} is not supported; only {', '.join(ACTIVATIONS)} are."
+        )
+    return ACTIVATIONS[name]

@@ -15,16 +15,24 @@ class Dialect(Protocol):
     number of positions whose result the caller asked for.
     """
 
-    def embed(self, table: Array) -> str: ...
+    def embed(self, table: Array) -> str:
+        """Rows of ``table`` times the spec's embedding scale."""
 
-    def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
-        """(norm(residual + update), residual + update); without update just the norm."""
+    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
+        """residual + update; with ``post_norm`` the update is normed first."""
+
+    def add_norm(
+        self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
+    ) -> tuple[str, str]:
+        """(norm(sum), sum), the sum as in :meth:`add`; without ``update`` nothing is added,
+        without ``gamma`` the sum is not normed."""
 
     def linear(self, x: str, linear: AnyLinear, role: str, name: str) -> str:
         """``role`` is qkv, o, gate_up, down or head and chooses the weight format."""
 
-    def attention(self, layer: int, qkv: str) -> str:
-        """Rotary, cache update and causal attention; [B, S, heads * head_dim]."""
+    def attention(self, layer: int, qkv: str, q_norm: Array | None, k_norm: Array | None) -> str:
+        """Norms of queries and keys, rotary, cache update and causal attention, inside the
+        layer's window; [B, S, heads * head_dim]."""
 
     def select(self, x: str) -> str:
         """Keep only the positions whose result was asked for."""
@@ -32,8 +40,8 @@ class Dialect(Protocol):
     def hidden(self, x: str) -> None:
         """Offer the residual stream ``x`` as the output ``hidden``, if the graph has it."""
 
-    def gated_activation(self, gate_up: str) -> str:
-        """act(first half) * second half."""
+    def activation(self, gate_up: str) -> str:
+        """act(first half) * second half, or act of it all where the MLP is not gated."""
 
     def logits(self, x: str, head: AnyLinear | None) -> None:
         """Vocabulary projection, and the surprisal of tokens, if the graph tells it; without

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects import ort_importance as importance
+from edgechat.export.dialects import ort_importance, signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import KVScales
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
 from edgechat.export.quantize.rotate import hadamard
-from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear, Linear
+from edgechat.export.rotary import rotary_tables
+from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear, Linear, RotarySpec
 
 OPSETS = {"": 21, "com.microsoft": 1}
 MS = "com.microsoft"
@@ -66,14 +67,16 @@ class OrtCpu:
                 TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
                 TensorInfo("attention_mass", "float32", (BATCH, CAPACITY)),
             )
-        for info in self._inputs:
-            for name in self._each_layer(info.name):
-                graph.input(name, info.dtype, info.shape)
-        for info in self._outputs:
-            for name in self._each_layer(info.name):
-                graph.output(name, info.dtype, info.shape)
-        cos, sin = rotary_tables(spec, max_capacity)
-        self._cos, self._sin = graph.weight("rotary.cos", cos), graph.weight("rotary.sin", sin)
+        graph.declare(self._inputs, self._outputs, spec.num_layers)
+        self._rotary: dict[RotarySpec, list[str]] = {}
+        for index, rotary in enumerate(spec.rotaries):
+            suffix = f".{index}" if index else ""
+            cos, sin = rotary_tables(rotary, max_capacity)
+            self._rotary[rotary] = [
+                graph.weight(f"rotary.cos{suffix}", cos),
+                graph.weight(f"rotary.sin{suffix}", sin),
+                "position_ids",
+            ]
 
     @property
     def weight_bytes_per_token(self) -> int:
@@ -85,27 +88,36 @@ class OrtCpu:
     def embed(self, table: Array) -> str:
         if self._spec.tied_embeddings:
             self._table = table
-        if not self._blocks:
-            name = self._graph.weight("embed", table)
-            return str(self._graph.node("Gather", [name, "input_ids"]))
-        return str(importance.gather_blocks(self._graph, "embed", table, "input_ids"))
+        if self._blocks:
+            x = ort_importance.gather_blocks(self._graph, "embed", table, "input_ids")
+        else:
+            x = self._graph.node("Gather", [self._graph.weight("embed", table), "input_ids"])
+        scale = self._spec.embedding_scale
+        if scale == 1:
+            return str(x)
+        factor = self._graph.constant(np.array(scale, dtype=np.float32))
+        return str(self._graph.node("Mul", [x, factor]))
 
     def hidden(self, x: str) -> None:
         if self._importance:
             self._graph.node("Identity", [x], ["hidden"])
 
-    def add_norm(self, residual: str, update: str | None, gamma: Array) -> tuple[str, str]:
-        weight = self._graph.constant(gamma)
-        eps = self._spec.norm_eps
+    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
+        if post_norm is not None:
+            update = self._norm(update, post_norm)
+        return str(self._graph.node("Add", [residual, update]))
+
+    def add_norm(
+        self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
+    ) -> tuple[str, str]:
         if update is None:
-            normed = self._graph.node(
-                "SimplifiedLayerNormalization",
-                [residual, weight],
-                axis=-1,
-                epsilon=eps,
-                stash_type=1,
-            )
-            return normed, residual
+            return residual if gamma is None else self._norm(residual, gamma), residual
+        if gamma is None:
+            total = self.add(residual, update, post_norm)
+            return total, total
+        if post_norm is not None:
+            update = self._norm(update, post_norm)
+        weight, eps = self._graph.constant(gamma), self._spec.norm_eps
         outputs = self._graph.fresh("SkipNorm", 2)
         self._graph.node(
             "SkipSimplifiedLayerNormalization",
@@ -132,77 +144,114 @@ class OrtCpu:
             bias,
         )
 
-    def attention(self, layer: int, qkv: str) -> str:
+    def attention(self, layer: int, qkv: str, q_norm: Array | None, k_norm: Array | None) -> str:
         s = self._spec
-        quantised: dict[str, Any] = {}
+        rotary, window = s.rotary[layer], s.windows[layer]
+        inputs = [qkv, "", ""]
+        if q_norm is not None and k_norm is not None:
+            sizes = self._graph.constant(np.array([s.q_size, s.kv_size, s.kv_size]))
+            q, k, v = self._graph.node("Split", [qkv, sizes], 3, axis=-1)
+            inputs = [self._norm_heads(q, q_norm), self._norm_heads(k, k_norm), v]
+        options: dict[str, Any] = {"scale": s.attention_scale, "do_rotary": int(rotary is not None)}
+        if s.attention_softcap:
+            options["softcap"] = s.attention_softcap
+        if window:  # counts slots, and a slot is a position: right after compactions too
+            options["local_window_size"] = window
         scales: list[str] = []
         if self._kv_scales is not None:
             of_layer = self._kv_scales[layer]
             scales = [self._graph.constant(x) for x in (of_layer.key, of_layer.value)]
             scales = ["", "", *scales]  # attention bias and head sink stay empty
-            quantised = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
-            quantised["kv_cache_bit_width"] = 8
+            options |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+            options["kv_cache_bit_width"] = 8
         outputs = [*self._graph.fresh("Attention", 1)]
         outputs += [f"present_key.{layer}", f"present_value.{layer}"]
-        if self._importance and layer in importance.mass_layers(s.num_layers):
+        if self._importance and layer in signals.mass_layers(s.windows):
             self._probabilities += self._graph.fresh("Probabilities", 1)
             outputs.append(self._probabilities[-1])
-            quantised["qk_output"] = 2  # after softmax
+            options["qk_output"] = 2  # after softmax
         out, *_ = self._graph.node(
             "GroupQueryAttention",
             [
-                qkv,
-                "",
-                "",
+                *inputs,
                 f"past_key.{layer}",
                 f"past_value.{layer}",
                 "seqlens_k",
                 "total_sequence_length",
-                self._cos,
-                self._sin,
-                "position_ids",
+                *(["", "", ""] if rotary is None else self._rotary[rotary]),
                 *scales,
             ],
             outputs,
             domain=MS,
             num_heads=s.num_heads,
             kv_num_heads=s.num_kv_heads,
-            do_rotary=1,
             rotary_interleaved=0,
-            **quantised,
+            **options,
         )
         return str(out)
 
     def select(self, x: str) -> str:
         return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
 
-    def gated_activation(self, gate_up: str) -> str:
+    def activation(self, gate_up: str) -> str:
+        if not self._spec.gated:
+            return self._act(gate_up)
         gate, up = self._graph.node("Split", [gate_up], 2, axis=-1, num_outputs=2)
-        silu = self._graph.node("QuickGelu", [gate], domain=MS, alpha=1.0)  # x * sigmoid(x)
-        return str(self._graph.node("Mul", [silu, up]))
+        return str(self._graph.node("Mul", [self._act(gate), up]))
 
     def logits(self, x: str, head: AnyLinear | None) -> None:
         read = x
         if self._importance:
-            read, x = importance.split_rows(self._graph, x)
+            read, x = signals.split_rows(self._graph, x)
         if head is not None:
             y = self.linear(x, head, "head", "head")
         else:
             # tied: only fp32 is, since whatever rounds is rotated first
             y = self._matmul(x, "embed", (self._spec.vocab_size, self._spec.hidden_size))
-        self._graph.node("Identity", [y], ["logits"])
+        self._graph.node("Identity", [self._cap_logits(y)], ["logits"])
         if not self._importance:
             return
         read_bytes, name = self._read_bytes, "embed" if head is None else "head"
-        importance.surprisal(
+        ort_importance.surprisal(
             self._graph,
             read,
             head or Linear(self._table),
             name if not self._blocks and isinstance(head, Linear | None) else None,
             lambda part: self.linear(read, part, "head", "head.common"),
+            self._cap_logits,
         )
         self._read_bytes = read_bytes  # a decode step has no targets
-        importance.attention_mass(self._graph, self._probabilities)
+        ort_importance.attention_mass(self._graph, self._probabilities)
+
+    def _norm(self, x: str, gamma: Array) -> str:
+        return str(
+            self._graph.node(
+                "SimplifiedLayerNormalization",
+                [x, self._graph.constant(gamma)],
+                axis=-1,
+                epsilon=self._spec.norm_eps,
+                stash_type=1,
+            )
+        )
+
+    def _norm_heads(self, x: str, gamma: Array) -> str:
+        """Norm x [B, S, heads * head_dim]: each head by itself, or all at once if gamma is as
+        long."""
+        if len(gamma) != self._spec.head_dim:
+            return self._norm(x, gamma)
+        split = self._graph.constant(np.array([0, 0, -1, self._spec.head_dim]))
+        join = self._graph.constant(np.array([0, 0, -1]))
+        normed = self._norm(self._graph.node("Reshape", [x, split]), gamma)
+        return str(self._graph.node("Reshape", [normed, join]))
+
+    def _act(self, x: str) -> str:
+        if self._spec.activation == "silu":
+            return str(self._graph.node("QuickGelu", [x], domain=MS, alpha=1.0))  # x * sigmoid(x)
+        approximate = "tanh" if self._spec.activation == "gelu_tanh" else "none"
+        return str(self._graph.node("Gelu", [x], approximate=approximate))
+
+    def _cap_logits(self, x: str) -> str:
+        return signals.soft_cap(self._graph, x, self._spec.logit_softcap)
 
     def _matmul(self, x: str, weight: str, shape: tuple[int, ...]) -> str:
         """x @ weight.T with ``weight`` [out, in] float32 as checkpoints store it."""
@@ -239,16 +288,3 @@ class OrtCpu:
                 accuracy_level=4,  # int8 activations inside the kernel; without it 100x slower
             )
         )
-
-    def _each_layer(self, name: str) -> list[str]:
-        if "{i}" not in name:
-            return [name]
-        return [name.replace("{i}", str(i)) for i in range(self._spec.num_layers)]
-
-
-def rotary_tables(spec: DecoderSpec, positions: int) -> tuple[Any, Any]:
-    """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
-    angles = np.outer(np.arange(positions, dtype=np.float64), spec.rotary.inv_freq)
-    factor = spec.rotary.attention_factor
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    return cos.astype(np.float32), sin.astype(np.float32)

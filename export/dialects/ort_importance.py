@@ -7,25 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from edgechat.export.dialects import signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
-from edgechat.export.spec import AnyLinear, Array, Int8Linear, Linear
-
-COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by frequency
-MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
-
-
-def mass_layers(num_layers: int) -> tuple[int, ...]:
-    """Layers whose attention mass the graph gives."""
-    return tuple(sorted({min(num_layers - 1, round(num_layers * d)) for d in MASS_DEPTHS}))
-
-
-def split_rows(graph: GraphBuilder, x: str) -> tuple[str, str]:
-    """``x`` [B, Q + L, E] as its first Q rows (for surprisal) and the L others (for logits)."""
-    count = graph.node("Shape", ["targets"], start=1, end=2)
-    zero, end, axis = (graph.constant(np.array([n])) for n in (0, np.iinfo(np.int64).max, 1))
-    first = graph.node("Slice", [x, zero, count, axis])
-    return str(first), str(graph.node("Slice", [x, count, end, axis]))
+from edgechat.export.spec import AnyLinear, Array, Int8Linear
 
 
 def surprisal(
@@ -34,13 +19,12 @@ def surprisal(
     head: AnyLinear,
     stored: str | None,
     project: Callable[[AnyLinear], str],
+    cap: Callable[[str], str],
 ) -> None:
     """Output ``surprisal`` [B, Q]: -log p of ``targets`` given the normed states ``x`` [B, Q, E].
 
-    p's partition sums over the first COMMON ids only, a sixth of the head's cost for a
-    vocabulary of 49,152, and is kept from falling below the token's own weight. ``stored``
-    names the graph's float32 head [V, E] (None: it has none); ``project`` spells the product of
-    ``x`` with a part of the head.
+    ``stored`` names the graph's float32 head [V, E] (None: it has none); ``project`` spells the
+    product of ``x`` with a part of the head, ``cap`` what is done to every logit.
     """
     rows = _target_rows(graph, head, stored)
     last = graph.constant(np.array([-1]))
@@ -48,13 +32,9 @@ def surprisal(
     if head.bias is not None:
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
-    logits = project(_first_rows(head, COMMON))
-    # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
-    place = graph.constant(np.array(0))
-    one = graph.node("Gather", [logits, place], axis=2)
-    log_p = graph.node("Gather", [graph.node("LogSoftmax", [logits], axis=-1), place], axis=2)
-    partition = graph.node("Sub", [one, log_p])
-    graph.node("Relu", [graph.node("Sub", [partition, own])], ["surprisal"])
+    own = cap(own)
+    logits = cap(project(signals.first_rows(head, signals.COMMON)))
+    signals.surprisal(graph, own, logits)
 
 
 def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
@@ -72,13 +52,6 @@ def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
     axis = graph.constant(np.array([1]))
     pads = graph.node("Concat", [zero, free], axis=0)
     graph.node("Pad", [total, pads, "", axis], ["attention_mass"])
-
-
-def _first_rows(head: AnyLinear, count: int) -> AnyLinear:
-    bias = None if head.bias is None else head.bias[:count]
-    if isinstance(head, Int8Linear):
-        return Int8Linear(head.codes[:count], head.scales[:count], bias, head.hadamard)
-    return Linear(head.weight[:count], bias)
 
 
 def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> Any:

@@ -7,6 +7,8 @@ output as it was, up to float32 rounding.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,46 +21,56 @@ class RotatedWeights:
     """``weights`` with norm gains folded into the linears behind them and rotated.
 
     The residual stream is rotated by one orthogonal [hidden, hidden] matrix R (x' = x R), the
-    values of each KV head by another one, undone in the output projection. Needs RMSNorm,
-    which commutes with rotations once its gain is folded away. Embedding and head are no longer
-    the same matrix, even where they were tied.
+    values of each KV head by another one, undone in the output projection. RMSNorm commutes
+    with rotations once its gain is folded away; the gain of a norm *behind* attention or MLP
+    cannot be, so a model with post-norms keeps its stream and its gains, and only the values
+    are rotated. Embedding and head are no longer the same matrix, even where they were tied,
+    and the embedding's scale is in the table.
     """
 
     def __init__(self, weights: ModelWeights, spec: DecoderSpec, seed: int = SEED) -> None:
         self._weights, self._spec = weights, spec
         random = np.random.default_rng(seed)
-        self._r = orthogonal(spec.hidden_size, random)
+        self._r = None if spec.post_norms else orthogonal(spec.hidden_size, random)
         self._v = orthogonal(spec.head_dim, random)
 
     def embedding(self) -> Array:
-        return _rotate(self._weights.embedding(), self._r)
+        return _rotate(self._weights.embedding() * np.float32(self._spec.embedding_scale), self._r)
 
     def head(self) -> Linear:
         tied = self._spec.tied_embeddings
         head = Linear(self._weights.embedding()) if tied else self._weights.head()
-        return Linear(_rotate(head.weight * self._weights.final_norm(), self._r), head.bias)
+        return self._reader(head, self._weights.final_norm())[1]
 
     def final_norm(self) -> Array:
-        return np.ones(self._spec.hidden_size, dtype=np.float32)
+        gain = self._weights.final_norm()
+        return gain if self._r is None else np.ones_like(gain)
 
     def layer(self, index: int) -> LayerWeights[Linear]:
         layer, s = self._weights.layer(index), self._spec
-        ones = np.ones(s.hidden_size, dtype=np.float32)
-        qkv = _rotate(layer.qkv.weight * layer.attn_norm, self._r)
-        bias = None if layer.qkv.bias is None else layer.qkv.bias.copy()
+        attn_norm, qkv = self._reader(layer.qkv, layer.attn_norm)
         values = slice(s.q_size + s.kv_size, None)
-        qkv[values] = self._rotate_heads(qkv[values].T).T
+        weight = qkv.weight.copy()
+        weight[values] = self._rotate_heads(weight[values].T).T
+        bias = None if qkv.bias is None else qkv.bias.copy()
         if bias is not None:
             bias[values] = self._rotate_heads(bias[values])
-        gate_up = _rotate(layer.gate_up.weight * layer.mlp_norm, self._r)
-        return LayerWeights(
-            attn_norm=ones,
-            qkv=Linear(qkv, bias),
+        mlp_norm, gate_up = self._reader(layer.gate_up, layer.mlp_norm)
+        return dataclasses.replace(
+            layer,
+            attn_norm=attn_norm,
+            qkv=Linear(weight, bias),
             o=self._writer(Linear(self._rotate_heads(layer.o.weight), layer.o.bias)),
-            mlp_norm=ones,
-            gate_up=Linear(gate_up, layer.gate_up.bias),
+            mlp_norm=mlp_norm,
+            gate_up=gate_up,
             down=self._writer(layer.down),
         )
+
+    def _reader(self, linear: Linear, gain: Array | None) -> tuple[Array | None, Linear]:
+        """A projection that reads the residual stream, and the gain of the norm before it."""
+        if self._r is None or gain is None:
+            return gain, linear
+        return np.ones_like(gain), Linear(_rotate(linear.weight * gain, self._r), linear.bias)
 
     def _writer(self, linear: Linear) -> Linear:
         """A projection that adds to the residual stream writes rotated vectors."""
@@ -97,5 +109,7 @@ def hadamard(size: int) -> NDArray[np.float64]:
     return result
 
 
-def _rotate(x: Array, rotation: NDArray[np.float64]) -> Array:
+def _rotate(x: Array, rotation: NDArray[np.float64] | None) -> Array:
+    if rotation is None:
+        return x
     return np.asarray(x.astype(np.float64) @ rotation, dtype=np.float32)

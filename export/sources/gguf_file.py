@@ -11,32 +11,19 @@ import numpy as np
 
 from edgechat.errors import SourceError, UnsupportedModelError
 from edgechat.export.sources.base import TextFiles
+from edgechat.export.sources.gguf_families import FAMILIES, GEMMA_27B_LAYERS, Family
 from edgechat.export.sources.gguf_tokenizer import text_files
 from edgechat.export.spec import Array
 
-NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 KNOWN = frozenset(
     """block_count context_length embedding_length feed_forward_length vocab_size
     attention.head_count attention.head_count_kv attention.key_length attention.value_length
-    attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base rope.scaling.type
-    rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned""".split()
+    rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
+    rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor""".split()
 )
 ROPE_FACTORS = "rope_freqs.weight"
+FALCON_SECOND_NORM = "blk.0.attn_norm_2.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 class GGUFFile:
@@ -55,6 +42,7 @@ class GGUFFile:
         self._tensors = {t.name: t for t in self._reader.tensors}
         self._meta = self._metadata()
         self.name = name or str(self._meta.get("general.name") or path.stem)
+        self._family = self._find_family()
         self.config = self._config()
         self._gguf_names = self._name_map()
 
@@ -71,11 +59,16 @@ class GGUFFile:
                 f"cannot dequantise ({error})."
             ) from None
         value = np.ascontiguousarray(value, dtype=np.float32)
+        kind = stored.split(".")[-2]
+        if kind.endswith("norm"):
+            return value - np.float32(self._family.norm_offset)
+        if kind == "attn_qkv" and self._family.ungrouped:
+            return self._grouped(value)
         heads = {
             "attn_q": self.config["num_attention_heads"],
             "attn_k": self.config["num_key_value_heads"],
-        }.get(stored.split(".")[-2])
-        if heads is None or value.shape[0] % (2 * heads):
+        }.get(kind)
+        if not self._family.interleaved or heads is None or value.shape[0] % (2 * heads):
             return value  # a size that cannot be right is refused by the reader of the tensor
         return _unpermute(value, heads)
 
@@ -88,23 +81,30 @@ class GGUFFile:
         except Exception as error:
             raise SourceError(f"{self._path} has damaged metadata ({error}).") from None
 
+    def _find_family(self) -> Family:
+        architecture = self._meta.get("general.architecture")
+        family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+        if family is None:
+            raise UnsupportedModelError(
+                f"GGUF architecture {architecture!r} is not supported yet; edgechat reads "
+                f"{', '.join(FAMILIES)}."
+            )
+        return family
+
     def _config(self) -> dict[str, Any]:
         """The fields of config.json, from the file's metadata."""
-        architecture = self._meta.get("general.architecture")
-        if architecture != "llama":
-            raise UnsupportedModelError(
-                f"GGUF architecture {architecture!r} is not supported yet; edgechat reads llama."
-            )
+        family, prefix = self._family, f"{self._meta['general.architecture']}."
         meta = {
-            key.removeprefix("llama."): value
+            key.removeprefix(prefix): value
             for key, value in self._meta.items()
-            if key.startswith("llama.")
+            if key.startswith(prefix)
         }
+        known = KNOWN | family.fields.keys() | family.ignored
         for key, value in meta.items():
-            if key not in KNOWN and value not in (None, 0, False, ""):
+            if key not in known and value not in (None, 0, False, ""):
                 raise UnsupportedModelError(
-                    f"the GGUF file sets llama.{key} = {value!r}, which is not supported; refusing "
-                    "rather than exporting a model that answers differently."
+                    f"the GGUF file sets {prefix}{key} = {value!r}, which is not supported; "
+                    "refusing rather than exporting a model that answers differently."
                 )
         heads = meta.get("attention.head_count")
         hidden = meta.get("embedding_length")
@@ -115,18 +115,16 @@ class GGUFFile:
         head_dim = meta.get("attention.key_length", hidden // heads)
         if meta.get("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError("values of another size than keys are not supported.")
-        if meta.get("rope.dimension_count", head_dim) != head_dim:
-            raise UnsupportedModelError("rotary on a part of each head is not supported yet.")
+        rotated = meta.get("rope.dimension_count", head_dim)
+        if not all(isinstance(size, int) and size > 0 for size in (head_dim, rotated)):
+            raise SourceError(f"{self._path} gives sizes of a head that are no whole numbers.")
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] != hidden:
             raise SourceError(
                 f"{self._path} has no token_embd.weight of width {hidden}; download it again."
             )
-        eps = meta.get("attention.layer_norm_rms_epsilon", 1e-6)
-        if not isinstance(eps, float):
-            raise SourceError(f"{self._path} says layer_norm_rms_epsilon = {eps!r}, not a number.")
-        return {
-            "model_type": "llama",
+        config = {
+            "model_type": family.model_type,
             "hidden_size": hidden,
             "intermediate_size": meta.get("feed_forward_length"),
             "num_hidden_layers": meta.get("block_count"),
@@ -134,23 +132,74 @@ class GGUFFile:
             "num_key_value_heads": meta.get("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "max_position_embeddings": meta.get("context_length"),
-            "rms_norm_eps": float(np.format_float_positional(np.float32(eps))),
             "rope_theta": meta.get("rope.freq_base", 10000.0),
             "rope_scaling": self._rope_scaling(meta),
+            "partial_rotary_factor": rotated / head_dim,
             "vocab_size": int(embedding.shape[1]),
             "tie_word_embeddings": "output.weight" not in self._tensors,
+            **family.fixed,
+            **{
+                name: _decimal(meta[key])
+                for key, name in family.fields.items()
+                if meta.get(key) or meta.get(key) is False
+            },
+        }
+        return {**config, **self._implied(config)}
+
+    def _implied(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What a file of this architecture says by the tensors it has, or does not say at all."""
+        biases = {
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_down.bias" in self._tensors,
         }
+        packed_bias = "blk.0.attn_qkv.bias" in self._tensors
+        model_type = config["model_type"]
+        if model_type == "qwen2":  # always has them
+            return {"mlp_bias": biases["mlp_bias"]}
+        if model_type == "stablelm":
+            return {"use_qkv_bias": biases["attention_bias"], "mlp_bias": biases["mlp_bias"]}
+        if model_type == "gpt_neox":
+            return {"attention_bias": packed_bias}
+        if model_type in ("gemma2", "gemma3_text"):
+            large = config["num_hidden_layers"] in GEMMA_27B_LAYERS
+            width = config["hidden_size"] // config["num_attention_heads"]
+            return {"query_pre_attn_scalar": width if large else config["head_dim"], **biases}
+        if model_type == "falcon":
+            return {
+                "num_kv_heads": config["num_key_value_heads"],
+                "ffn_hidden_size": config["intermediate_size"],
+                "new_decoder_architecture": True,
+                "num_ln_in_parallel_attn": 2 if FALCON_SECOND_NORM in self._tensors else 1,
+                "bias": packed_bias,
+            }
+        return biases
+
+    def _grouped(self, value: Array) -> Array:
+        """Rows sorted into queries, keys and values, brought back to KV head by KV head."""
+        kv, size = self.config["num_key_value_heads"], self.config["head_dim"]
+        heads = self.config["num_attention_heads"]
+        if value.shape[0] != (heads + 2 * kv) * size or heads % kv:
+            return value
+        parts = np.split(value, [heads * size, (heads + kv) * size])
+        groups = [part.reshape(kv, -1, *value.shape[1:]) for part in parts]
+        return np.concatenate(groups, axis=1).reshape(value.shape)
 
     def _rope_scaling(self, meta: dict[str, Any]) -> dict[str, Any] | None:
         if ROPE_FACTORS in self._tensors:
             factors = np.asarray(self._tensors[ROPE_FACTORS].data, dtype=np.float64)
             return {"rope_type": "per_frequency", "factors": factors.ravel().tolist()}
         kind = meta.get("rope.scaling.type")
+        original = meta.get("rope.scaling.original_context_length")
+        if LONG_FACTORS in self._tensors and SHORT_FACTORS in self._tensors:
+            return {
+                "rope_type": "longrope",
+                "long_factor": self._tensors[LONG_FACTORS].data.tolist(),
+                "short_factor": self._tensors[SHORT_FACTORS].data.tolist(),
+                "original_max_position_embeddings": original,
+                "attention_factor": meta.get("rope.scaling.attn_factor"),
+            }
         if kind in (None, "none"):
             return None
-        original = meta.get("rope.scaling.original_context_length")
         return {
             "rope_type": kind,
             "factor": meta.get("rope.scaling.factor", 1.0),
@@ -159,19 +208,31 @@ class GGUFFile:
 
     def _name_map(self) -> dict[str, str]:
         names = {}
+        family, layer = self._family, dict(self._family.layer)
+        if FALCON_SECOND_NORM in self._tensors:
+            layer |= {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
         for stored in self._tensors:
-            if stored == ROPE_FACTORS:
+            if stored in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
                 continue
-            hf = NAMES.get(stored)
-            match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", stored)
-            if match and match[2] in LAYER_NAMES:
-                hf = f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-            if hf is None:
+            base, _, kind = stored.rpartition(".")
+            hf = family.whole.get(base)
+            match = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
+            if match and match[2] in layer:
+                hf = f"{family.layers}.{match[1]}.{layer[match[2]]}"
+            if hf is None or kind not in ("weight", "bias"):
                 raise UnsupportedModelError(
-                    f"{self._path} holds tensor {stored}, which a Llama decoder does not have."
+                    f"{self._path} holds tensor {stored}, which a {family.model_type} decoder "
+                    "does not have."
                 )
-            names[hf] = stored
+            names[f"{hf}.{kind}"] = stored
         return names
+
+
+def _decimal(value: Any) -> Any:
+    """A float32 as the shortest decimal that stands for it: configs say 1e-5, not 9.99…e-6."""
+    if isinstance(value, float):
+        return float(np.format_float_positional(np.float32(value)))
+    return value
 
 
 def _unpermute(value: Array, heads: int) -> Array:

@@ -66,7 +66,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "negative": lambda d: d["dims"].update(num_layers=-3),
     "huge": lambda d: d.update(max_capacity=1 << 40),
     "eos outside": lambda d: d["tokens"].update(eos=[10**9]),
-    "rotary": lambda d: d["rotary"].update(inv_freq=[1.0]),
+    "rotary": lambda d: d["rotary"][0].update(inv_freq=[1.0]),
+    "a layer rotated twice": lambda d: d["rotary"][0].update(layers=[0, 1, 1]),
+    "a layer that is not there": lambda d: d["rotary"][0].update(layers=[0, 3]),
     "kv type": lambda d: d.update(kv_dtype="float8"),
     "no tokenizer": lambda d: d["files"].pop("tokenizer.json"),
 }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from tiny_models import bundle_logits, random_ids, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edgechat.errors import UnsupportedModelError
 from edgechat.export import export_model, open_source
 from edgechat.export.sources.base import load_tokenizer
 
@@ -23,19 +26,108 @@ TEXTS = [
 ]
 
 
-def write_gguf(folder: Path, path: Path) -> None:
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral without window": "llama",  # so does llama.cpp call it
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "phi3 longrope": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "stablelm": "stablelm",
+    "stablelm 2 12B": "stablelm",
+    "gpt_neox": "gptneox",
+    "gpt_neox in series": "gptneox",
+    "falcon": "falcon",
+    "falcon 40B": "falcon",
+}
+INTERLEAVED = ("llama", "smollm3", "granite")  # llama.cpp rotates neighbours in these
+SORTED_QKV = ("gptneox", "falcon")
+FLOATS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}
+
+
+def write_gguf(
+    folder: Path, path: Path, name: str = "llama", extra: dict[str, int] | None = None
+) -> None:
     """A float32 GGUF of a Hugging Face folder the way llama.cpp's converter lays it out."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    config, state = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(path, "llama")
+    config = model.config
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        state = {k: v for k, v in state.items() if k not in ("lm_head.weight", "embed_out.weight")}
+    writer = gguf.GGUFWriter(path, name)
+    add_metadata(writer, config, name)
+    add_tokenizer(writer, folder)
+    for key, number in (extra or {}).items():
+        writer.add_uint32(key, number)
+    architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for key, value in state.items():
+        stored = np.ascontiguousarray(as_converted(key, value, config, name))
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def head_counts(config: Any, name: str) -> tuple[int, int, int]:
+    """Query heads, KV heads and their size."""
+    heads = config.num_attention_heads
+    kv = getattr(config, "num_key_value_heads", heads)
+    if name == "falcon":
+        kv = config.num_kv_heads if config.new_decoder_architecture else 1
+    return heads, kv, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def add_metadata(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
+    heads, kv, head_dim = head_counts(config, name)
+    inner = config.ffn_hidden_size if name == "falcon" else config.intermediate_size
+    if name == "falcon":
+        writer.add_tensor_data_layout("jploski")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    for field, key in FLOATS.items():
+        if isinstance(value := getattr(config, field, None), float):
+            writer.add_float32(f"{name}.{key}", value)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if hasattr(config, "use_parallel_residual"):
+        writer.add_parallel_residual(config.use_parallel_residual)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if "long_factor" in rope:
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors((1 + np.log(scale) / np.log(original)) ** 0.5)
+        for kind in ("long", "short"):
+            factors = np.array(rope[f"{kind}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
     tokens = load_tokenizer((folder / "tokenizer.json").read_text(), "").get_vocab()
     ordered = sorted(tokens, key=tokens.__getitem__)
     writer.add_tokenizer_model("gpt2")
@@ -44,20 +136,45 @@ def write_gguf(folder: Path, path: Path) -> None:
     writer.add_token_types([3 if t.startswith("<|") else 1 for t in ordered])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    if config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    for name, tensor in state.items():
-        value = tensor.numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            halves = value.reshape(heads, 2, value.shape[0] // heads // 2, value.shape[1])
-            value = halves.transpose(0, 2, 1, 3).reshape(value.shape)
-        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(value))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+
+def as_converted(key: str, value: np.ndarray, config: Any, name: str) -> np.ndarray:
+    """A tensor the way the converter stores it."""
+    heads, kv, head_dim = head_counts(config, name)
+    part = {"q_proj": heads, "k_proj": kv}.get(key.split(".")[-2])
+    if part and name in INTERLEAVED:
+        halves = value.reshape(part, 2, value.shape[0] // part // 2, *value.shape[1:])
+        return halves.swapaxes(1, 2).reshape(value.shape)
+    if "query_key_value" in key and name in SORTED_QKV:
+        grouped = value.reshape(kv, heads // kv + 2, head_dim, *value.shape[1:])
+        kinds = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return np.concatenate([k.reshape(-1, *value.shape[1:]) for k in kinds])
+    return value + 1 if name.startswith("gemma") and key.endswith("norm.weight") else value
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gguf_of_every_architecture_answers_as_its_folder(name: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {}
+    if name.startswith("gemma"):  # a GGUF file does not say it: llama.cpp has it built in
+        changes["query_pre_attn_scalar"] = 32
+    write_model(tmp_path, name, **changes)
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, ARCHITECTURES[name])
+    ids = random_ids(120)
+    bundles = [
+        export_model(open_source(str(model), print), tmp_path / target, "fp32")
+        for model, target in ((tmp_path, "a"), (path, "b"))
+    ]
+    a, b = (bundle_logits(bundle.folder, ids) for bundle in bundles)
+    assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
+
+
+def test_gguf_settings_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "gemma3")
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, "gemma3", {"gemma3.altup.num_inputs": 4})
+    with pytest.raises(UnsupportedModelError, match=r"gemma3\.altup\.num_inputs"):
+        open_source(str(path), print)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -9,28 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import bundle_logits, transformers_logits
 from transformers import AutoModelForCausalLM
 
 from edgechat.bundle import load_bundle
 from edgechat.export import export_model, open_source
 from edgechat.runtime.onnx_engine import OnnxEngine
-
-
-def reference(folder: Path, ids: np.ndarray, **load: Any) -> np.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **load).eval()
-    with torch.no_grad():
-        return model(torch.from_numpy(ids)[None]).logits[0].numpy()
-
-
-def ours(bundle: Path, ids: np.ndarray, chunks: list[int]) -> np.ndarray:
-    engine = OnnxEngine(load_bundle(bundle), capacity=len(ids) + 3)
-    parts, done = [], 0
-    for size in [*chunks, len(ids) - sum(chunks)]:
-        lengths = np.array([done], dtype=np.int32)
-        parts.append(engine.step(ids[None, done : done + size], lengths, all_logits=True)[0].copy())
-        done += size
-    return np.concatenate(parts)
-
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -71,7 +55,7 @@ def test_fp32_logits_equal_transformers(
     folder = make_folder(seed=7, **VARIANTS[variant])
     bundle = export_model(open_source(str(folder), print), tmp_path / "b", "fp32").folder
     ids = np.random.default_rng(1).integers(3, 259, size=150)
-    expected, actual = reference(folder, ids), ours(bundle, ids, [1, 40, 7, 1])
+    expected, actual = transformers_logits(folder, ids), bundle_logits(bundle, ids, [1, 40, 7, 1])
     assert np.abs(actual - expected).max() < 1e-3
     assert (actual.argmax(1) == expected.argmax(1)).all()
 
@@ -87,7 +71,7 @@ def test_dynamic_scaling_is_fixed_for_the_exported_capacity(
     )
     bundle = export_model(open_source(str(folder), print), tmp_path / "b", "fp32", capacity=200)
     ids = np.random.default_rng(1).integers(3, 259, size=200)
-    difference = ours_at(bundle.folder, ids) - reference(folder, ids)
+    difference = ours_at(bundle.folder, ids) - transformers_logits(folder, ids)
     assert np.abs(difference).max() < 1e-3
 
 
@@ -104,7 +88,9 @@ def test_sharded_and_half_precision_checkpoints_read_the_same(
         assert len(list(folder.glob("*.safetensors"))) > 1
         bundle = export_model(open_source(str(folder), print), tmp_path / dtype, "fp32").folder
         ids = np.random.default_rng(2).integers(3, 259, size=40)
-        assert np.abs(ours(bundle, ids, []) - reference(folder, ids)).max() < 1e-3
+        assert (
+            np.abs(bundle_logits(bundle, ids, []) - transformers_logits(folder, ids)).max() < 1e-3
+        )
 
 
 def test_two_rows_share_one_engine(tiny_folder: Path, tiny_bundle: Path) -> None:
@@ -116,8 +102,8 @@ def test_two_rows_share_one_engine(tiny_folder: Path, tiny_bundle: Path) -> None
     nxt = np.array([[5], [9]])
     logits = engine.step(nxt, np.array([20, 12], dtype=np.int32))[:, 0]
     expected = [
-        reference(tiny_folder, np.append(rows[0], 5))[-1],
-        reference(tiny_folder, np.append(rows[1][:12], 9))[-1],
+        transformers_logits(tiny_folder, np.append(rows[0], 5))[-1],
+        transformers_logits(tiny_folder, np.append(rows[1][:12], 9))[-1],
     ]
     assert np.abs(logits - np.stack(expected)).max() < 1e-3
 
@@ -132,8 +118,8 @@ def test_real_model_equals_transformers(smollm2_gguf: Path, smollm2_fp32: Path) 
     ids = np.array(tokenizer.encode(text).ids[:512])
     assert len(ids) == 512
     load = {"gguf_file": smollm2_gguf.name}
-    expected = reference(smollm2_gguf.parent, ids, **load)
-    actual = ours(smollm2_fp32, ids, [100, 1, 300])
+    expected = transformers_logits(smollm2_gguf.parent, ids, **load)
+    actual = bundle_logits(smollm2_fp32, ids, [100, 1, 300])
     assert np.abs(actual - expected).max() < 1e-3
     assert (actual.argmax(1) == expected.argmax(1)).all()
 

@@ -112,7 +112,7 @@ def layer0() -> Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]
             parts.append(cache.engine.read(0, 0, 160)[0].astype(np.float64))
         table = np.concatenate(parts, axis=2)
         place = np.arange(320) % 160
-        inv_freq = np.asarray(loaded.manifest.rotary.inv_freq, dtype=np.float64)
+        inv_freq = np.asarray(loaded.manifest.rotary[0].inv_freq, dtype=np.float64)
         half = len(inv_freq)
 
         def expect(ids: np.ndarray, slots: np.ndarray) -> np.ndarray:

@@ -82,7 +82,7 @@ def test_smoothing_and_mixing_leave_the_layer_unchanged(make_folder: Callable[..
     """Without rounding, what W8A8 hands over computes what the layer computed."""
     spec, weights = load(make_folder(seed=2))
     calibrator = Calibrator(weights, spec, IDS)
-    quantised = W8A8Weights(weights, calibrator)
+    quantised = W8A8Weights(weights, spec, calibrator)
     quantised.embedding()
     layer, plain = quantised.layer(0), weights.layer(0)
     assert isinstance(layer.down, Int8Linear) and isinstance(layer.gate_up, Int8Linear)

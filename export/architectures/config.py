@@ -32,7 +32,11 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class Config:
-    """Typed access to config fields; remembers which were read, see :meth:`refuse_rest`."""
+    """Typed access to config fields; remembers which were read, see :meth:`refuse_rest`.
+
+    A field that is absent means what transformers' config class of the family takes for it, which
+    is not always what null means: families put theirs (``DEFAULTS``) in front of the config's.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -132,7 +136,8 @@ def base_spec(
     head_dim = config.integer("head_dim", hidden // heads)
     if heads % kv_heads:
         raise UnsupportedModelError(
-            f"{heads} attention heads cannot share {kv_heads} KV heads evenly; the config is wrong."
+            f"{heads} attention heads (num_attention_heads) cannot share {kv_heads} KV heads "
+            "(num_key_value_heads) evenly; the config is wrong."
         )
     if head_dim % 16:
         raise UnsupportedModelError(
@@ -191,6 +196,11 @@ def layer_windows(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:
 
     ``slides`` stands for a config without ``layer_types``.
     """
+    return windows_of(config, sliding_layers(config, slides))
+
+
+def sliding_layers(config: Config, slides: Sequence[bool]) -> Sequence[bool]:
+    """Which layers are ``sliding_attention``; ``slides`` where ``layer_types`` is absent."""
     types = config.optional("layer_types")
     if types is not None:
         odd = [t for t in types if t not in LAYER_TYPES] if isinstance(types, list) else [types]
@@ -200,6 +210,11 @@ def layer_windows(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:
                 f"{' and '.join(LAYER_TYPES)} for each layer."
             )
         slides = [t == "sliding_attention" for t in types]
+    return slides
+
+
+def windows_of(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:
+    """``sliding_window`` for the layers that slide, 0 (none) for others or where it is null."""
     window = config.optional("sliding_window")
     if window is None:
         return (0,) * len(slides)

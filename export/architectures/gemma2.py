@@ -9,6 +9,13 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, 
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 KNOWN = ("attention_bias", "hidden_act")  # hidden_activation is what counts
 LAYOUT = Layout(
@@ -20,7 +27,7 @@ LAYOUT = Layout(
 
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(config, "gemma2", capacity, tied=True, activation=ACTIVATION)
     result = with_gemma(config, result)
     slides = [index % 2 == 0 for index in range(result.num_layers)]

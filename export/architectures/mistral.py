@@ -9,9 +9,11 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"num_key_value_heads": 8, "sliding_window": 4096}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(config, "mistral", capacity)
     windows = layer_windows(config, [True] * result.num_layers)
     config.refuse_rest()

@@ -9,9 +9,11 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"original_max_position_embeddings": 4096}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     rope = config.rope()
     original = config.optional("original_max_position_embeddings")
     if original is not None:

@@ -9,9 +9,11 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"num_key_value_heads": 32, "sliding_window": 4096}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(config, "qwen2", capacity)
     result = dataclasses.replace(result, windows=upper_windows(config, result.num_layers))
     config.refuse_rest()

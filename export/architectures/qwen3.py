@@ -10,9 +10,11 @@ from edgechat.export.architectures.config import Config, base_spec
 from edgechat.export.architectures.qwen2 import upper_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(config, "qwen3", capacity)
     result = dataclasses.replace(result, windows=upper_windows(config, result.num_layers))
     config.refuse_rest(known=("attention_bias",))

@@ -10,9 +10,11 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, 
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"num_key_value_heads": 4}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(config, "smollm3", capacity, theta=2e6, tied=True)
     layers = result.num_layers
     interval = config.integer("no_rope_layer_interval", 4)

@@ -9,9 +9,11 @@ from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec
 from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
 
+DEFAULTS: dict[str, Any] = {"num_key_value_heads": 32}
+
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
-    config = Config(values)
+    config = Config({**DEFAULTS, **values})
     result = base_spec(
         config, "stablelm", capacity, norm_eps=("layer_norm_eps", 1e-5), rotary_share=0.25
     )

@@ -139,9 +139,10 @@ class GGUFFile:
             "tie_word_embeddings": "output.weight" not in self._tensors,
             **family.fixed,
             **{
-                name: _decimal(meta[key])
+                # 0 means off, which an absent field does not: families have defaults
+                name: None if meta[key] == 0 and meta[key] is not False else _decimal(meta[key])
                 for key, name in family.fields.items()
-                if meta.get(key) or meta.get(key) is False
+                if key in meta
             },
         }
         return {**config, **self._implied(config)}
@@ -160,10 +161,18 @@ class GGUFFile:
             return {"use_qkv_bias": biases["attention_bias"], "mlp_bias": biases["mlp_bias"]}
         if model_type == "gpt_neox":
             return {"attention_bias": packed_bias}
+        if model_type == "gemma3_text" and not config.get("sliding_window"):
+            raise UnsupportedModelError(
+                "the GGUF file gives no attention.sliding_window, without which llama.cpp rotates "
+                "Gemma 3's layers by another base than the model's; convert the model again."
+            )
         if model_type in ("gemma2", "gemma3_text"):
             large = config["num_hidden_layers"] in GEMMA_27B_LAYERS
             width = config["hidden_size"] // config["num_attention_heads"]
             return {"query_pre_attn_scalar": width if large else config["head_dim"], **biases}
+        if model_type == "phi3" and config["rope_scaling"]:
+            original = config["rope_scaling"].get("original_max_position_embeddings")
+            return {"original_max_position_embeddings": original, **biases}
         if model_type == "falcon":
             return {
                 "num_kv_heads": config["num_key_value_heads"],

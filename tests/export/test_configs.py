@@ -76,6 +76,53 @@ def test_a_field_nobody_knows_is_refused(name: str) -> None:
         spec({**RELEASED[name], "attention_gain": 2.0})
 
 
+DEFAULT_CONFIGS = sorted({kind for kind, _ in MODELS.values()})
+
+
+def decoder_of(values: dict[str, Any]) -> tuple[DecoderSpec, Any]:
+    """The spec and where the checkpoint keeps the weights."""
+    architecture = find_architecture(values)
+    found = architecture.spec(values, None)
+    return found, vars(architecture.weights(found, read_nothing, values))["_layout"]
+
+
+def read_nothing(name: str, shape: tuple[int, ...]) -> Any:
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", [*DEFAULT_CONFIGS, *MODELS])
+def test_an_absent_field_is_what_transformers_takes_for_it(name: str) -> None:
+    """Of transformers' default config, and of the tiny models', each field is left out in turn."""
+    kind, changes = MODELS.get(name, (name, None))
+    cls = getattr(transformers, f"{kind}Config")
+    usual = cls(**({} if changes is None else {**COMMON, **changes})).to_dict()
+    same = 0
+    for field in usual:
+        without = {key: copy.deepcopy(value) for key, value in usual.items() if key != field}
+        try:
+            found = decoder_of(without)
+        except EdgechatError as refused:
+            assert field in str(refused)
+            continue
+        assert found == decoder_of(cls(**without).to_dict()), field
+        same += 1
+    assert same > len(usual) // 2
+
+
+def test_null_is_not_absent() -> None:
+    gemma2 = {**RELEASED["gemma-2-2b-it"]}
+    capped, window = spec(gemma2), gemma2["sliding_window"]
+    assert (capped.attention_softcap, capped.logit_softcap, window) == (50, 30, 4096)
+    names = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+    assert spec({k: v for k, v in gemma2.items() if k not in names}) == capped
+    off = spec({**gemma2, **dict.fromkeys(names)})
+    assert (off.attention_softcap, off.logit_softcap, set(off.windows)) == (0, 0, {0})
+    gemma3 = RELEASED["gemma-3-1b-it"]
+    assert spec({**gemma3, "sliding_window": None}).rotary == spec(gemma3).rotary
+    mistral = RELEASED["Mistral-7B-v0.1"]
+    assert set(spec({**mistral, "sliding_window": None}).windows) == {0}
+
+
 OF_NO_EFFECT = frozenset(
     """vocab_size bos_token_id eos_token_id pad_token_id model_type transformers_version dtype
     initializer_range use_cache architectures output_attentions output_hidden_states return_dict

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgechat.errors import UnsupportedModelError
 from edgechat.export import export_model, open_source
+from edgechat.export.architectures import find_architecture
 from edgechat.export.sources.base import load_tokenizer
 
 TEXTS = [
@@ -167,6 +168,26 @@ def test_gguf_of_every_architecture_answers_as_its_folder(name: str, tmp_path: P
     ]
     a, b = (bundle_logits(bundle.folder, ids) for bundle in bundles)
     assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
+
+
+def test_gemma2_gguf_without_caps_and_window_means_the_released_models(tmp_path: Path) -> None:
+    """Older files do not say them; llama.cpp has them built in."""
+    changes = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"))
+    write_model(tmp_path, "gemma2", sliding_window=None, **changes)
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, "gemma2")
+    config = open_source(str(path), print).config
+    spec = find_architecture(config).spec(config, None)
+    assert (spec.attention_softcap, spec.logit_softcap) == (50, 30)
+    assert spec.windows == (4096, 0, 4096)
+
+
+def test_gemma3_gguf_without_its_window_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "gemma3", sliding_window=None)
+    path = tmp_path / "model.gguf"
+    write_gguf(tmp_path, path, "gemma3")
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        open_source(str(path), print)
 
 
 def test_gguf_settings_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:

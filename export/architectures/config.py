@@ -79,13 +79,26 @@ class Config:
         return value
 
     def rope(self) -> dict[str, Any]:
-        """Rotary settings from ``rope_parameters`` (transformers 5) or the older fields."""
-        scaling = self.optional("rope_parameters") or self.optional("rope_scaling") or {}
-        self.optional("rope_scaling")
-        if not isinstance(scaling, dict):
-            raise SourceError(f"the model's config has rope_scaling = {scaling!r}, not a mapping.")
+        """Rotary settings from ``rope_parameters`` (transformers 5) or the older fields.
+
+        Where both are given they must say the same: transformers 5 reads ``rope_scaling`` alone,
+        others ``rope_parameters``. UnsupportedModelError where they differ.
+        """
         older = {name: self.optional(name) for name in ("rope_theta", "partial_rotary_factor")}
-        return {**{k: v for k, v in older.items() if v is not None}, **scaling}
+        older = {name: value for name, value in older.items() if value is not None}
+        found = []
+        for name in ("rope_parameters", "rope_scaling"):
+            scaling = self.optional(name)
+            if not isinstance(scaling, dict | None):
+                raise SourceError(f"the model's config has {name} = {scaling!r}, not a mapping.")
+            if scaling:
+                found.append({**older, **scaling})
+        if len(found) > 1 and _named_alike(found[0]) != _named_alike(found[1]):
+            raise UnsupportedModelError(
+                "the model's config sets rope_parameters and rope_scaling, and they differ; remove "
+                "the one the model was not trained with."
+            )
+        return found[0] if found else older
 
     def optional(self, name: str) -> Any:
         self._read.add(name)
@@ -220,6 +233,12 @@ def windows_of(config: Config, slides: Sequence[bool]) -> tuple[int, ...]:
         return (0,) * len(slides)
     size = config.integer("sliding_window")
     return tuple(size if slide else 0 for slide in slides)
+
+
+def _named_alike(rope: dict[str, Any]) -> dict[str, Any]:
+    """``rope`` with its kind, if any, under the newer name."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return {**rope, "type": kind, "rope_type": kind}
 
 
 def _activation(field: str, name: Any) -> Activation:

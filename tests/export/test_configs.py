@@ -109,6 +109,31 @@ def test_an_absent_field_is_what_transformers_takes_for_it(name: str) -> None:
     assert same > len(usual) // 2
 
 
+LINEAR = {"type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn"}],
+)
+def test_rope_parameters_beside_another_rope_scaling_are_refused(
+    parameters: dict[str, Any],
+) -> None:
+    """transformers 5 reads rope_scaling, which must not be dropped in silence."""
+    values = {**RELEASED["Llama-3.2-1B-Instruct"], "rope_scaling": LINEAR}
+    with pytest.raises(UnsupportedModelError, match=r"rope_parameters and rope_scaling"):
+        spec({**values, "rope_parameters": {"rope_theta": 500000.0, **parameters}})
+
+
+def test_rope_parameters_that_say_what_rope_scaling_says_are_taken() -> None:
+    values = {**RELEASED["Llama-3.2-1B-Instruct"], "rope_scaling": LINEAR}
+    parameters = {"rope_theta": 500000.0, "rope_type": "linear", "factor": 2.0}
+    both = {**values, "rope_parameters": parameters}
+    read = CONFIG_MAPPING["llama"](**copy.deepcopy(both)).to_dict()
+    assert spec(both) == spec(values) == spec(read)
+    assert spec({**values, "rope_parameters": {}}) == spec(values)
+
+
 def test_null_is_not_absent() -> None:
     gemma2 = {**RELEASED["gemma-2-2b-it"]}
     capped, window = spec(gemma2), gemma2["sliding_window"]

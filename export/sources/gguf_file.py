@@ -194,24 +194,36 @@ class GGUFFile:
         return np.concatenate(groups, axis=1).reshape(value.shape)
 
     def _rope_scaling(self, meta: dict[str, Any]) -> dict[str, Any] | None:
+        factor = meta.get("rope.scaling.factor") or 1.0
+        kind = meta.get("rope.scaling.type") or ("none" if factor == 1 else "linear")
+        original = meta.get("rope.scaling.original_context_length")
+        attention = meta.get("rope.scaling.attn_factor")
         if ROPE_FACTORS in self._tensors:
+            if kind != "none":
+                raise UnsupportedModelError(
+                    f"the GGUF file sets rope.scaling.type {kind!r} and {ROPE_FACTORS}; only one "
+                    "of them is supported."
+                )
             factors = np.asarray(self._tensors[ROPE_FACTORS].data, dtype=np.float64)
             return {"rope_type": "per_frequency", "factors": factors.ravel().tolist()}
-        kind = meta.get("rope.scaling.type")
-        original = meta.get("rope.scaling.original_context_length")
         if LONG_FACTORS in self._tensors and SHORT_FACTORS in self._tensors:
             return {
                 "rope_type": "longrope",
                 "long_factor": self._tensors[LONG_FACTORS].data.tolist(),
                 "short_factor": self._tensors[SHORT_FACTORS].data.tolist(),
                 "original_max_position_embeddings": original,
-                "attention_factor": meta.get("rope.scaling.attn_factor"),
+                "attention_factor": attention,
             }
-        if kind in (None, "none"):
+        if attention not in (None, 0, 1):  # what it is a factor of depends on llama.cpp's version
+            raise UnsupportedModelError(
+                f"the GGUF file sets rope.scaling.attn_factor = {attention} with scaling of type "
+                f"{kind!r}, which is not supported; export from the model's folder."
+            )
+        if kind == "none":
             return None
         return {
             "rope_type": kind,
-            "factor": meta.get("rope.scaling.factor", 1.0),
+            "factor": factor,
             "original_max_position_embeddings": original,
         }
 

@@ -62,7 +62,7 @@ FLOATS = {
 
 
 def write_gguf(
-    folder: Path, path: Path, name: str = "llama", extra: dict[str, int] | None = None
+    folder: Path, path: Path, name: str = "llama", extra: dict[str, int | float | str] | None = None
 ) -> None:
     """A float32 GGUF of a Hugging Face folder the way llama.cpp's converter lays it out."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -73,8 +73,9 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, name)
     add_metadata(writer, config, name)
     add_tokenizer(writer, folder)
-    for key, number in (extra or {}).items():
-        writer.add_uint32(key, number)
+    for key, value in (extra or {}).items():
+        kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds[type(value)](key, value)
     architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, value in state.items():
@@ -188,6 +189,31 @@ def test_gemma3_gguf_without_its_window_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path, path, "gemma3")
     with pytest.raises(UnsupportedModelError, match="sliding_window"):
         open_source(str(path), print)
+
+
+def test_gguf_scaling_of_no_type_is_linear(tiny_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(tiny_folder, path, extra={"llama.rope.scaling.factor": 4.0})
+    config = open_source(str(path), print).config
+    (rotary,) = find_architecture(config).spec(config, None).rotaries
+    assert (rotary.kind, rotary.inv_freq[0]) == ("linear", 0.25)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_gguf_attention_factor_is_refused_by_name(
+    kind: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    scaling: dict[str, int | float | str] = {
+        "llama.rope.scaling.type": kind,
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    write_gguf(tiny_folder, tmp_path / "a.gguf", extra=scaling)
+    assert open_source(str(tmp_path / "a.gguf"), print).config["rope_scaling"]["rope_type"] == kind
+    scaling["llama.rope.scaling.attn_factor"] = 0.75
+    write_gguf(tiny_folder, tmp_path / "b.gguf", extra=scaling)
+    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.attn_factor"):
+        open_source(str(tmp_path / "b.gguf"), print)
 
 
 def test_gguf_settings_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:

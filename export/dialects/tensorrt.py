@@ -214,13 +214,13 @@ class TensorRt(Products, ABC):
     def _mass(self, layer: int, q: str, keys: str) -> str:
         """Softmax mass of the places of ``keys`` [B, H_kv, T, D], [B, T] float32.
 
-        ``q`` is not scaled: a product that the layer's attention has too would be shared with it,
-        and attention no longer fused.
+        ``q`` is scaled in front of the product, or that would overflow float16, and by half of
+        what the layer's attention scales it by: a product that attention has too would be shared
+        with it, and attention no longer fused.
         """
         s, mask = self._spec, self._float32(self._grouped_mask(layer))
-        return tensorrt_signals.place_mass(
-            self._graph, self._grouped(q), keys, mask, s.attention_scale, s.attention_softcap
-        )
+        half = self._graph.node("Mul", [self._grouped(q), self._constant(s.attention_scale / 2)])
+        return tensorrt_signals.place_mass(self._graph, half, keys, mask, s.attention_softcap)
 
     def _norm_heads(self, x: str, gamma: Array) -> str:
         """Norm x [B, S, heads * D]: each head by itself, or all at once if gamma is as long."""

@@ -8,16 +8,16 @@ from edgechat.export.dialects import signals
 from edgechat.export.graph import GraphBuilder
 
 
-def place_mass(graph: GraphBuilder, q: str, keys: str, mask: str, scale: float, cap: float) -> str:
+def place_mass(graph: GraphBuilder, q: str, keys: str, mask: str, cap: float) -> str:
     """Softmax mass of each place of the keys, [B, T] float32, summed over heads and queries.
 
-    A path beside the layer's attention, which stays fused. ``q`` is [B, H_kv, G * S, D], its
-    scores are multiplied by ``scale`` and soft-capped by ``cap``, if it is not 0; ``keys``
-    [B, H_kv, T, D]; ``mask`` [B, 1, G * S, T] float32.
+    A path beside the layer's attention, which stays fused. ``q`` [B, H_kv, G * S, D] gives
+    half of the scores, which are soft-capped by ``cap``, if it is not 0; ``keys`` [B, H_kv, T, D];
+    ``mask`` [B, 1, G * S, T] float32.
     """
     scores = graph.node("MatMul", [q, graph.node("Transpose", [keys], perm=[0, 1, 3, 2])])
     scores = graph.node("Cast", [scores], to=1)
-    scores = graph.node("Mul", [scores, graph.constant(np.array(scale, dtype=np.float32))])
+    scores = graph.node("Mul", [scores, graph.constant(np.array(2, dtype=np.float32))])
     scores = signals.soft_cap(graph, scores, cap)
     weights = graph.node("Softmax", [graph.node("Add", [scores, mask])], axis=-1)
     axes = graph.constant(np.array([1, 2]))

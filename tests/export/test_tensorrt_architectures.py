@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import transformers
 from tiny_models import MODELS, divergence, random_ids, write_model
 
 from edgechat.export import export_model, open_source
@@ -72,6 +74,54 @@ def test_quantised_stays_close_and_says_what_was_done(name: str, tmp_path: Path)
         report = runners["int8"].bundle.manifest.quantization
         assert set(report["weights_only"]) == downs | ({"head"} if spec.post_norms else set())
         assert ("smoothed" in " ".join(report["steps"])) == spec.post_norms
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+def test_queries_are_scaled_in_front_of_every_float16_product(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    """Unscaled, scores of Qwen2's large biases pass float16's 65,504."""
+    write_model(tmp_path, name)
+    source = open_source(str(tmp_path), print)
+    bundle = export_model(source, tmp_path / "b", "fp16", target=target)
+    graph = onnx.load(bundle.path("model.onnx"), load_external_data=False).graph
+    makers = {output: node for node in graph.node for output in node.output}
+    constants = {t.name: t for t in graph.initializer}
+    spec = find_architecture(source.config).spec(source.config, None)
+    scales = []
+    for node in graph.node:
+        if node.op_type == "MatMul":
+            turned = makers.get(node.input[1])
+            if (
+                turned is not None
+                and turned.op_type == "Transpose"
+                and len(turned.attribute[0].ints) == 4
+            ):
+                scaled = makers[node.input[0]]
+                assert scaled.op_type == "Mul"
+                scales.append(float(onnx.numpy_helper.to_array(constants[scaled.input[1]])))
+    attention, mass = spec.attention_scale, spec.attention_scale / 2
+    plain = spec.num_layers if target == "jetson-jp6" or spec.attention_softcap else 0
+    assert sorted(scales) == pytest.approx([mass, *[attention] * plain], rel=1e-3)
+
+
+def test_mass_of_large_scores_is_that_of_the_twin(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_proj.bias", "k_proj.bias")):
+            parameter.data *= 400
+    model.save_pretrained(tmp_path)
+    source = open_source(str(tmp_path), print)
+    for target in TARGETS:
+        exact, half = (
+            GraphRunner(export_model(source, tmp_path / (target + p), p, target=target)).step(IDS)
+            for p in ("fp32", "fp16")
+        )
+        assert np.isfinite(half["attention_mass"]).all()
+        total = exact["attention_mass"].sum()
+        assert np.abs(half["attention_mass"] - exact["attention_mass"]).sum() < 0.05 * total
 
 
 def test_rotary_that_depends_on_the_length_is_that_of_the_cache(tmp_path: Path) -> None:

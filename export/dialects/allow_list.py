@@ -75,6 +75,7 @@ def check_graph(model: Any, dialect: str) -> None:
         _refuse(version, node, _types(node, view, version))
         for rule in RULES.get(node.op_type, ()):
             _refuse(version, node, rule(node, view))
+        _refuse(version, node, _one_float(node, view))
 
 
 def _refuse(version: Version, node: Any, reason: str | None) -> None:
@@ -91,6 +92,16 @@ def _operator(node: Any, version: Version) -> str | None:
     if node.op_type not in version.operators:
         return "the operator is not in this version's table; spell it with others"
     return None
+
+
+def _one_float(node: Any, view: GraphView) -> str | None:
+    """Engines are strongly typed: nothing is converted but by Cast, to no other type than it."""
+    names = node.input if node.op_type == "Cast" else (*node.input, *node.output)
+    found = {name: view.dtype(name) for name in names if name}
+    if unknown := [name for name, dtype in found.items() if dtype is None]:
+        return f"the type of {unknown[0]} cannot be told; give it by a Cast"
+    floats = sorted(FLOAT & {dtype for dtype in found.values() if dtype is not None})
+    return f"it mixes {' and '.join(floats)}; cast one of them" if len(floats) > 1 else None
 
 
 def _types(node: Any, view: GraphView, version: Version) -> str | None:

@@ -15,6 +15,7 @@ from edgechat.errors import UnsupportedModelError
 from edgechat.export import export_model, open_source
 from edgechat.export.dialects import allow_list
 from edgechat.export.dialects.allow_list import check_graph
+from edgechat.export.dialects.allow_rules import GraphView
 
 Graphs = dict[str, Any]
 Change = Callable[[Any], object]
@@ -69,6 +70,29 @@ def cast_in_front(model: Any, op: str, index: int, to: int) -> None:
     cast = helper.make_node("Cast", [node.input[index]], ["cast"], "new_cast", to=to)
     node.input[index] = "cast"
     model.graph.node.insert(list(model.graph.node).index(node), cast)
+
+
+def mixed(op: str, index: int, dtype: str = "FLOAT16") -> Change:
+    """Input ``index`` of an ``op`` that reads ``dtype`` there comes in the other float type."""
+
+    def change(model: Any) -> None:
+        view = GraphView(model)
+        node = next(
+            node
+            for node in model.graph.node
+            if node.op_type == op and {view.dtype(name) for name in node.input[-2:]} == {dtype}
+        )
+        to = TensorProto.FLOAT if dtype == "FLOAT16" else TensorProto.FLOAT16
+        cast = helper.make_node("Cast", [node.input[index]], ["cast"], "new_cast", to=to)
+        node.input[index] = "cast"
+        model.graph.node.insert(list(model.graph.node).index(node), cast)
+
+    return change
+
+
+def declare(model: Any, output: str, dtype: int) -> None:
+    (found,) = [o for o in model.graph.output if o.name == output]
+    found.type.tensor_type.elem_type = dtype
 
 
 def add(model: Any, op: str, inputs: list[str], **attributes: Any) -> None:
@@ -269,6 +293,24 @@ WRONG: dict[str, tuple[str, Change, str, str]] = {
         lambda m: set_input(m, "ReduceMean", 1, "cache_length"),
         "ReduceMean_",
         "make them a constant",
+    ),
+    "product of two float types": (JP7, mixed("MatMul", 1), "MatMul_", "mixes FLOAT and FLOAT16"),
+    "attention of two float types": (JP7, mixed("Attention", 2), "Attention_", "mixes"),
+    "branches of two float types": (JP6, mixed("Where", 2), "Where_", "mixes"),
+    "cache and new rows of two float types": (JP6, mixed("Concat", 0), "Concat_", "mixes"),
+    "rotation of two float types": (JP6, mixed("Mul", 0), "Mul_", "mixes"),
+    "residual and update of two float types": (JP6, mixed("Add", 1, "FLOAT"), "Add_", "mixes"),
+    "an output of another type than is declared": (
+        JP7,
+        lambda m: declare(m, "logits", TensorProto.FLOAT16),
+        "Identity_",
+        "mixes",
+    ),
+    "a type nobody can tell": (
+        JP6,
+        lambda m: add(m, "Sigmoid", ["nowhere"]),
+        "Sigmoid_new",
+        "cannot be told",
     ),
     "newer norm on 10.3": (
         JP6,

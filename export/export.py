@@ -31,6 +31,7 @@ from edgechat.export.graphs import write_graphs
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
 from edgechat.export.quantize.recipe import Recipe
+from edgechat.export.size import OTHERS, data_bytes
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, Ids
@@ -101,7 +102,8 @@ def export_model(
     bos = tokens.bos if tokens.adds_bos else None
     static = backend.is_tensorrt
     recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
-    with _new_folder(output, overwrite, _estimate(recipe.spec, precision, max_capacity)) as folder:
+    needed = OTHERS + data_bytes(recipe.spec, precision, max_capacity, importance, static)
+    with _new_folder(output, overwrite, needed) as folder:
         graphs = write_graphs(
             folder,
             backend.dialect,
@@ -185,15 +187,6 @@ def _tokens(spec: DecoderSpec, text: TextFiles, tokenizer: Tokenizer) -> Tokens:
     if not any(i < size for i in text.eos_ids):
         raise SourceError(f"no end-of-sequence id of {text.eos_ids} is a token of the tokenizer.")
     return Tokens(text.bos_id, tuple(text.eos_ids), text.adds_bos, size, text.special)
-
-
-def _estimate(spec: DecoderSpec, precision: str, positions: int) -> int:
-    """Bytes the data file will take, a little above the truth."""
-    per_layer = spec.hidden_size * (spec.q_size * 2 + spec.kv_size * 2 + 3 * spec.intermediate_size)
-    tables = 1 if spec.tied_embeddings else 2
-    count = spec.num_layers * per_layer + tables * spec.vocab_size * spec.hidden_size
-    weights = int(count * {"fp32": 4, "fp16": 2}.get(precision, 1.13))
-    return weights + positions * sum(r.dim for r in spec.rotaries) * 4 + (8 << 20)
 
 
 @contextlib.contextmanager

@@ -138,9 +138,13 @@ class OnnxEngine:
         if start == origin:
             target[:] = kv  # as it is: turning clips int8 codes
             return
-        for layer, turn in enumerate(self._turns(np.array([start - origin]))):
-            target[layer, 0] = rotate_keys(kv[layer, 0], *turn)
         target[:, 1] = kv[:, 1]
+        turns = self._turns(np.array([start - origin]))
+        if all(turn is turns[0] for turn in turns):
+            target[:, 0] = rotate_keys(kv[:, 0], *turns[0])
+            return
+        for layer, turn in enumerate(turns):
+            target[layer, 0] = rotate_keys(kv[layer, 0], *turn)
 
     def _turns(self, shift: Slots) -> list[tuple[Cosines, Cosines]]:
         """Each layer's cos and sin [n, R / 2] that move keys by ``shift`` [n] positions; R is 0
@@ -226,8 +230,12 @@ def _session(bundle: Bundle, threads: int) -> Any:
     graph = bundle.manifest.graph
     provider = PROVIDERS.get(graph.dialect)
     if provider is None:
+        remedy = "update edgechat, or export the bundle again with this version."
+        if graph.dialect.startswith("tensorrt"):
+            remedy = "it is for TensorRT on a Jetson: export with --target cpu to run it here."
         raise EngineError(
-            f"the bundle speaks the dialect {graph.dialect!r}, which this edgechat cannot run."
+            f"the bundle speaks the dialect {graph.dialect!r}, which this engine cannot run; "
+            f"{remedy}"
         )
     # The tiled attention ONNX Runtime prefers on CPU is up to a quarter slower at these sizes.
     os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")

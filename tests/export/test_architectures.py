@@ -198,3 +198,22 @@ def test_quantised_stays_close_and_says_what_was_done(name: str, tmp_path: Path)
         if precision == "int8":
             assert ("not smoothed" in steps) != spec.gated
             assert ("head" in bundle.manifest.quantization["weights_only"]) == spec.post_norms
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "smollm3"])
+def test_a_block_written_elsewhere_has_the_keys_that_a_compaction_gives(
+    name: str, tmp_path: Path
+) -> None:
+    """One rotary for all layers, two, or none in some."""
+    write_model(tmp_path, name)
+    bundle = export_model(open_source(str(tmp_path), print), tmp_path / "b", "fp32")
+    engine = OnnxEngine(bundle, capacity=160)
+    engine.step(random_ids(60)[None], START)
+    block = engine.read(0, 40, 20)
+    engine.write(0, 70, block, origin=40)
+    engine.compact(0, np.r_[np.arange(10), np.arange(40, 60)])
+    moved = engine.read(0, 10, 20)
+    engine.write(0, 10, engine.read(0, 70, 20), origin=70)
+    assert np.abs(engine.read(0, 10, 20) - moved).max() < 1e-4
+    engine.write(0, 90, block, origin=90)
+    assert (engine.read(0, 90, 20) == block).all()

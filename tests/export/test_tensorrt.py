@@ -221,4 +221,5 @@ def test_the_commands_make_show_and_refuse_to_run_a_bundle(
     assert all(text in shown for text in ("tensorrt_10_15", "present_key.{i}", "float16"))
     refused = edgechat("run", bundle, "--prompt", "Hi", code=1).stderr
     assert "tensorrt_10_15" in refused
+    assert "on a Jetson: export with --target cpu" in refused
     assert len(refused.strip().splitlines()) == 1

@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", {}),
     "stablelm": ("StableLm", dict(hidden_size=128, partial_rotary_factor=0.5)),
-    "stablelm 2 12B": (
+    "stablelm parallel, biases": (
         "StableLm",
         dict(
             hidden_size=128,

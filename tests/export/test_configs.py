@@ -50,7 +50,10 @@ def test_the_exported_capacity_chooses_the_longrope_list() -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "alibi": ("falcon-7b-instruct", {"alibi": True}),
-    "qk_layernorm": ("stablelm-2-zephyr-1_6b", {"qk_layernorm": True}),
+    "qk_layernorm": (  # as StableLM 2 12B
+        "stablelm-2-zephyr-1_6b",
+        {"qk_layernorm": True, "use_qkv_bias": False, "use_parallel_residual": True},
+    ),
     "use_bidirectional_attention": ("gemma-3-1b-it", {"use_bidirectional_attention": True}),
     "full_attn_mod": ("Phi-4-mini-instruct", {"full_attn_mod": 2}),
     "chunked_attention": ("SmolLM3-3B", {"layer_types": ["chunked_attention"] * 36}),

@@ -40,7 +40,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "olmo2": "olmo2",
     "stablelm": "stablelm",
-    "stablelm 2 12B": "stablelm",
+    "stablelm parallel, biases": "stablelm",
     "gpt_neox": "gptneox",
     "gpt_neox in series": "gptneox",
     "falcon": "falcon",

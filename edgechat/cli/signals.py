@@ -50,8 +50,12 @@ class Signals:
         finally:
             signal.signal(signal.SIGINT, before)
             self._held = False
-            if self.ending is not None:
-                raise SystemExit(128 + self.ending)
+        self.leave()  # not above: an error of the block is the better reason to end
+
+    def leave(self) -> None:
+        """SystemExit when a signal has come that ends the program."""
+        if self.ending is not None:
+            raise SystemExit(128 + self.ending)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.cache_map import MappedTurn, map_cache
@@ -16,7 +16,7 @@ from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.memory import Memory
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.sampling import Sampler, SamplingSettings
-from edgechat.runtime.session_file import load_state, save_state
+from edgechat.runtime.session_file import UNSOUND, load_state, save_state
 from edgechat.runtime.state import State, capture, restore
 from edgechat.runtime.text import TextCodec
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, make_archive
@@ -122,19 +122,23 @@ class Chat:
         archive_folder: str | Path | None = None,
         threads: int | None = None,
         max_tokens: int | None = None,
-        sampling: SamplingSettings | None = None,
+        sampling: SamplingSettings | Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> Chat:
         """Go on with a conversation that ``save`` wrote, with the settings it had.
 
-        Raises SessionError when the file is missing, damaged or of another bundle.
+        ``sampling``: new settings, or those that change by name. Raises SessionError when the
+        file is missing, damaged or of another bundle.
         """
         loaded = load_bundle(bundle)
         if verify:
             loaded.verify()
         state = load_state(Path(path), loaded.identity)
         try:
-            settings = build(Settings, state.facts["settings"]).override(
+            kept = build(Settings, state.facts["settings"])
+            if isinstance(sampling, Mapping):
+                sampling = dataclasses.replace(kept.sampling, **sampling) if sampling else None
+            settings = kept.override(
                 archive_folder=None if archive_folder is None else str(archive_folder),
                 threads=threads,
                 max_tokens=max_tokens,
@@ -144,7 +148,7 @@ class Chat:
             restore(chat._conversation, state)
             if sampling is None:
                 chat._sampler.state = state.facts["sampler"]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except UNSOUND as error:
             raise SessionError(f"{path} is no session of this edgechat ({error!r}).") from None
         return chat
 
@@ -214,22 +218,49 @@ class Chat:
         checked = _checked_text(text, "the text")
         if checked is None or type(turn) is not int:
             raise TypeError("edit takes the number of a turn and a str")
+        self._check_open()
         self._conversation.edit(turn, checked)
 
     def undo(self) -> str:
         """Take back the last message and its reply; returns the message."""
+        self._check_open()
         return self._conversation.undo()
 
     def regenerate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
-        """Answer the last message again; only the reply is computed."""
-        turns = self._conversation.turns
-        old = turns[-2:]
-        question, before = self.undo(), len(turns)
+        """Answer the last message again and return the whole reply; as ``stream_again``."""
+        for _ in self.stream_again(max_tokens=max_tokens, stop=stop):
+            pass
+        reply = self.reply
+        assert reply is not None
+        return reply
+
+    def stream_again(
+        self, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Iterator[str]:
+        """Answer the last message again, piece by piece; only the reply is computed.
+
+        The old answer stays when no new one comes about: when it fails, or is cancelled before
+        it begins. Options as for ``stream``.
+        """
+        self._check_open()
+        return self._again(max_tokens, stop)
+
+    def _again(self, max_tokens: int | None, stop: Sequence[str]) -> Iterator[str]:
+        c = self._conversation
+        c.finish()
+        old, last, summary = c.turns[-2:], c.last, (c.summary, c.summarised)
+        question, before, first = self.undo(), len(c.turns), None
         try:
-            return self.say(question, max_tokens=max_tokens, stop=stop)
+            pieces = self.stream(question, max_tokens=max_tokens, stop=stop)
+            first = next(pieces, None)  # once this is there, the answer will be, however it ends
         finally:
-            if len(turns) == before:  # no new answer came about
-                turns += old
+            if first is None and len(c.turns) == before:
+                c.turns += old
+                c.last = c.last or last
+                c.summary, c.summarised = summary
+        if first is not None:
+            yield first
+            yield from pieces
 
     def pin(self, text: str) -> None:
         """Keep ``text`` before the model for ever, as a line of the system prompt.
@@ -239,10 +270,12 @@ class Chat:
         checked = _checked_text(text, "the text")
         if not checked:
             raise TypeError("pin takes a str that is not empty")
+        self._check_open()
         self._conversation.pin(checked)
 
     def unpin(self, text: str) -> None:
         """Take back a ``pin``; SettingsError when there is none of that text."""
+        self._check_open()
         self._conversation.unpin(text)
 
     @property
@@ -252,6 +285,7 @@ class Chat:
 
     def cache_map(self) -> list[MappedTurn]:
         """The conversation as the cache sees it: every token with what it is now."""
+        self._check_open()
         self._conversation.finish()
         return map_cache(self._conversation)
 
@@ -274,7 +308,8 @@ class Chat:
 
     @property
     def system(self) -> str | None:
-        """The system prompt; a new one applies from the next turn and re-reads the history."""
+        """The system prompt; a new one applies from the next turn. What changed is read in
+        place, or (``delta_threshold``) with the history again when it is much."""
         return self._conversation.system
 
     @system.setter
@@ -294,6 +329,7 @@ class Chat:
 
     def reset(self) -> None:
         """Start anew with the same system prompt, which stays in the cache."""
+        self._check_open()
         self._conversation.reset()
 
     def close(self) -> None:

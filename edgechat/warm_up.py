@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
+from pathlib import Path
 
 from edgechat.bundle import Bundle
 from edgechat.errors import SessionError
 from edgechat.paths import cache_folder
 from edgechat.runtime.conversation import Conversation
-from edgechat.runtime.session_file import load_state, save_state
+from edgechat.runtime.session_file import UNSOUND, load_state, save_state
 from edgechat.runtime.state import capture, restore
+
+KEPT = 8  # prompts whose keys and values stay on disk, those used last
 
 
 def warm_up(conversation: Conversation, bundle: Bundle) -> bool:
@@ -31,12 +35,21 @@ def warm_up(conversation: Conversation, bundle: Bundle) -> bool:
             # Another conversation's, which came to the same tokens by other words.
             state.facts.update(system=conversation.system, clock=None)
             restore(conversation, state)
+            with suppress(OSError):
+                os.utime(path)
             return True
-        except (SessionError, KeyError, TypeError, ValueError):
+        except (SessionError, *UNSOUND):
             conversation.transcript.truncate(0)
             cache.rewind(0)
     conversation.warm_up()
     with suppress(OSError, SessionError):  # a full or read-only disk costs only the next start
         path.parent.mkdir(parents=True, exist_ok=True)
         save_state(path, capture(conversation), bundle.identity)
+        _tidy(path.parent)
     return False
+
+
+def _tidy(folder: Path) -> None:
+    files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[:-KEPT]:
+        path.unlink(missing_ok=True)

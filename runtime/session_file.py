@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any
@@ -32,18 +34,31 @@ DTYPES = {
 }
 NUMPY = {name: dtype for dtype, name in DTYPES.items()}
 LONGEST_HEADER = 1 << 30  # bytes: it holds the whole conversation as text
+# What reading data that are no session may raise.
+UNSOUND = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def save_state(path: Path, state: State, identity: str) -> None:
     """Write ``state`` to ``path``; the old file stays whole until the new one is.
 
     ``identity`` names the bundle. The archive's records are streamed, so that memory holds one.
-    The last tensor is the BLAKE2b hash of everything before it. Raises SessionError.
+    The last tensor is the BLAKE2b hash of everything before it. Only the user may read the file.
+    Raises SessionError.
     """
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    remove_leftovers(path)
     try:
-        with temporary.open("wb") as file:
+        remove_leftovers(path)
+        temporary.unlink(missing_ok=True)  # a killed process of this number may have left one
+        with open(temporary, "xb", opener=_private) as file:
             _write(file, state, identity)
             file.flush()
             os.fsync(file.fileno())
@@ -54,7 +69,8 @@ def save_state(path: Path, state: State, identity: str) -> None:
             "is kept."
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def load_state(path: Path, identity: str) -> State:
@@ -72,18 +88,27 @@ def load_state(path: Path, identity: str) -> State:
                     f"{path} belongs to another bundle ({told.get('name', 'unknown')}); open it "
                     "with that one."
                 )
+            facts = json.loads(told["facts"])
+            if not isinstance(facts, dict):
+                raise ValueError("its facts are no mapping")
+            size = os.fstat(file.fileno()).st_size - start
+            for name, told_of in header.items():
+                _check_tensor(name, told_of, size)
             del header[CHECKSUM]
             records = header.pop(RECORDS, None)
+            if records is not None and records["shape"][:1] != header["archive.starts"]["shape"]:
+                raise ValueError("its archive has records without an entry")
             arrays = {}
             for name, told_of in header.items():
                 file.seek(start + told_of["data_offsets"][0])
                 arrays[name] = _read(file, told_of["dtype"], told_of["shape"])
-            return State(json.loads(told["facts"]), arrays, _records(path, records, start))
+            return State(facts, arrays, _records(path, records, start))
     except OSError as error:
         reason = error.strerror or str(error)
         raise SessionError(f"the session {path} cannot be read ({reason}).") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SessionError(f"{path} is damaged or no session ({error}).") from None
+    except UNSOUND as error:
+        reason = str(error) or type(error).__name__
+        raise SessionError(f"{path} is damaged or no session ({reason}).") from None
 
 
 def is_session(path: Path) -> bool:
@@ -92,20 +117,34 @@ def is_session(path: Path) -> bool:
         with path.open("rb") as file:
             told = _header(file)[0]["__metadata__"]
             return str(told["format"]).startswith("edgechat-session")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *UNSOUND):
         return False
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _header(file: BufferedReader) -> tuple[dict[str, Any], int]:
     """The safetensors header, and where the data start. ValueError if there is none."""
     file.seek(0)
     size = int.from_bytes(file.read(8), "little")
-    if size > LONGEST_HEADER:
+    if size > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - 8):
         raise ValueError("it has no safetensors header")
     header = json.loads(file.read(size))
     if not isinstance(header, dict):
         raise ValueError("it has no safetensors header")
     return header, 8 + size
+
+
+def _check_tensor(name: str, told: dict[str, Any], size: int) -> None:
+    """ValueError unless the ``size`` bytes of data have room for the tensor as it is told."""
+    shape, (start, stop) = told["shape"], told["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+        raise ValueError(f"its tensor {name!r} has odd sizes")
+    needed = math.prod(shape) * np.dtype(NUMPY[told["dtype"]]).itemsize
+    if stop - start != needed or stop > size:
+        raise ValueError(f"its tensor {name!r} does not fit its place")
 
 
 def _read(file: BufferedReader, dtype: str, shape: list[int]) -> NDArray[Any]:

@@ -18,7 +18,6 @@ from edgechat.cli.session import (
     check_session_path,
     count_turns,
     kept,
-    saved_settings,
     tell,
 )
 from edgechat.cli.signals import Signals
@@ -168,16 +167,13 @@ def _resume(
     threads: int | None,
     max_tokens: int | None,
 ) -> Chat:
-    drawn = None
-    if any(value is not None for value in sampling.values()):
-        drawn = saved_settings(bundle, session).override(**sampling).sampling
     chat = Chat.load(
         bundle,
         session,
         archive_folder=archive_folder,
         threads=threads,
         max_tokens=max_tokens,
-        sampling=drawn,
+        sampling={name: value for name, value in sampling.items() if value is not None},
     )
     tell(f"resumed {session} ({count_turns(chat)})")
     return chat

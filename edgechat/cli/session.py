@@ -9,15 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
-from safetensors import SafetensorError, safe_open
 
-from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
 from edgechat.cli.signals import Signals
 from edgechat.errors import EdgechatError, SessionError, SettingsError
-from edgechat.runtime.session_file import load_state
-from edgechat.settings import Settings
-from edgechat.validate import Invalid, build
+from edgechat.runtime.session_file import is_session
 
 # Ways to leave that leave a whole conversation behind; any other is a bug, and then the old file is
 # worth more than what a torn conversation would make of it.
@@ -52,20 +48,11 @@ def check_resumable(path: Path, given: Mapping[str, object]) -> None:
         )
 
 
-def saved_settings(bundle: Path, path: Path) -> Settings:
-    """The settings of the conversation in ``path``."""
-    facts = load_state(path, load_bundle(bundle).identity).facts
-    try:
-        return build(Settings, facts["settings"])
-    except (KeyError, Invalid, SettingsError) as error:
-        raise SessionError(f"{path} is no session of this edgechat ({error!r}).") from None
-
-
 def save_as(chat: Chat, path: Path) -> None:
     """Save to a file the user named in the conversation; refuses to replace anything but a
     session."""
     check_session_path(path)
-    if path.exists() and not _is_session(path):
+    if path.exists() and not is_session(path):
         raise SessionError(f"{path} exists and is no session; choose another name.")
     chat.save(path)
 
@@ -99,11 +86,3 @@ def tell(text: str) -> None:
     """A note on stderr, which may be gone together with the terminal."""
     with suppress(OSError):
         print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-def _is_session(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return str((file.metadata() or {}).get("format")).startswith("edgechat-session")
-    except (OSError, SafetensorError):
-        return False

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -18,10 +22,11 @@ import pytest
 
 from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
-from edgechat.errors import SessionError
+from edgechat.errors import SessionError, SettingsError
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.session_file import is_session, load_state
-from edgechat.warm_up import warm_up
+from edgechat.runtime.state import restore
+from edgechat.warm_up import KEPT, warm_up
 
 Tell = Callable[..., str]
 SAMPLED = SamplingSettings(temperature=3.0, top_k=0, top_p=1, min_p=0, seed=11)
@@ -207,6 +212,236 @@ def test_files_that_are_no_session_are_refused(
     assert not is_session(path.parent)
 
 
+def craft(path: Path, header: bytes, data: bytes = b"", size: int | None = None) -> None:
+    """A file with a right checksum whatever it says."""
+    whole = (len(header) if size is None else size).to_bytes(8, "little") + header + data
+    path.write_bytes(whole + hashlib.blake2b(whole, digest_size=32).digest())
+
+
+def taken_apart(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of a session, and the data without the checksum."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:start]), data[start:-32]
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        (b"{}", 1 << 29),
+        (b"{}", (1 << 64) - 1),
+        (b"[]", None),
+        (b"null", None),
+        (b"[" * 200_000, None),
+        (b'{"__metadata__": 5}', None),
+        (b'{"__metadata__": {"format": 5}}', None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_odd_headers_are_refused(saved: tuple[Path, str], header: bytes, size: int | None) -> None:
+    path, identity = saved
+    craft(path, header, size=size)
+    assert not is_session(path)
+    with pytest.raises(SessionError):
+        load_state(path, identity)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("kv", {"shape": [1 << 40]}),
+        ("kv", {"shape": [-1, -1]}),
+        ("kv", {"shape": [1 << 62, 1 << 62, 0]}),
+        ("kv", {"shape": ["x"]}),
+        ("kv", {"shape": 7}),
+        ("kv", {"dtype": "F8"}),
+        ("kv", {"dtype": "F64"}),
+        ("kv", {"data_offsets": [0]}),
+        ("kv", {"data_offsets": []}),
+        ("transcript", {"data_offsets": [1 << 50, (1 << 50) + 8], "shape": [1]}),
+        ("transcript", {"data_offsets": [-8, 0], "shape": [1]}),
+        ("archive.records", {"shape": []}),
+        ("archive.records", {"shape": [1 << 60, 0], "data_offsets": [0, 0]}),
+        ("__metadata__", {"facts": "[]"}),
+        ("__metadata__", {"facts": "[" * 200_000}),
+        ("__metadata__", {"facts": 5}),
+    ],
+)
+def test_odd_tensors_are_refused(
+    saved: tuple[Path, str], tiny_bundle: Path, name: str, changes: dict[str, Any]
+) -> None:
+    path, identity = saved
+    header, data = taken_apart(path)
+    header[name].update(changes)
+    craft(path, json.dumps(header).encode(), data)
+    with pytest.raises(SessionError):
+        load_state(path, identity)
+    with pytest.raises(SessionError):
+        Chat.load(tiny_bundle, path)
+
+
+BAD_FACTS: list[tuple[str, Any]] = [
+    ("system", 5),
+    ("system", "\ud800"),
+    ("pins", "abc"),
+    ("pins", [5]),
+    ("summary", None),
+    ("summarised", 99),
+    ("answered", -1),
+    ("answered", True),
+    ("clock", 5),
+    ("clock", "yesterday"),
+    ("fed", 3),
+    ("fed", -1),
+    ("evicted", 1.5),
+    ("pinned", [[1]]),
+    ("pinned", [[-1, 4]]),
+    ("starts", ["x"]),
+    ("starts", 5),
+    ("turns", {}),
+    ("turns", [5, 6]),
+    ("turns", [{"role": "user", "content": "x", "ids": None}]),
+    ("turns", [{"role": r, "content": "x", "ids": None} for r in ("assistant", "user")]),
+    ("turns", [{"role": r, "content": 5, "ids": None} for r in ("user", "assistant")]),
+    ("turns", [{"role": r, "content": "x", "ids": [-1]} for r in ("user", "assistant")]),
+    ("turns", [{"role": r, "content": "x", "ids": [1 << 40]} for r in ("user", "assistant")]),
+    ("turns", [{"role": r, "content": "x", "ids": "1"} for r in ("user", "assistant")]),
+]
+BAD_ARRAYS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("transcript", lambda a: a[:-1]),
+    ("transcript", lambda a: a - 500),
+    ("transcript", lambda a: a + 500),
+    ("transcript", lambda a: a.astype(np.float32)),
+    ("kv", lambda a: a[..., :-1]),
+    ("kv", lambda a: a[:, :, :, :-1]),
+    ("kv", lambda a: a.astype(np.float16)),
+    ("logits", lambda a: a[:-1]),
+    ("slots.index", lambda a: a - a.max() - 1),
+    ("slots.index", lambda a: a + 500),
+    ("slots.index", lambda a: np.tile(a, 50)),
+    ("slots.used", lambda a: a - 10_000),
+    ("slots.mass", lambda a: a[:-1]),
+    ("slots.hidden", lambda a: a[:, :-1]),
+    ("slots.pinned", lambda a: a.astype(np.int64)),
+    ("archive.starts", lambda a: a - 10_000),
+    ("archive.starts", lambda a: a + 10_000),
+    ("archive.counts", lambda a: a + 32),
+    ("archive.skips", lambda a: a - 1),
+    ("archive.origins", lambda a: a - 1000),
+    ("archive.vectors", lambda a: a[:, :-1]),
+    ("archive.surprisal", lambda a: a[:-1]),
+    ("topics.sum", lambda a: a[:-1]),
+    ("topics.products", lambda a: a[:-1]),
+    ("topics.basis", lambda a: a[:-1]),
+    ("topics.count", lambda a: a[:1]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_FACTS)
+def test_odd_facts_change_nothing(
+    saved: tuple[Path, str],
+    tiny_bundle: Path,
+    open_chat: Callable[..., Chat],
+    name: str,
+    value: Any,
+) -> None:
+    state = load_state(*saved)
+    assert name in state.facts
+    state.facts[name] = value
+    chat = open_chat(tiny_bundle, 80)
+    with pytest.raises((ValueError, TypeError)):
+        restore(chat._conversation, state)
+    same(chat, open_chat(tiny_bundle, 80))
+
+
+@pytest.mark.parametrize(("name", "change"), BAD_ARRAYS)
+def test_odd_arrays_change_nothing(
+    saved: tuple[Path, str],
+    tiny_bundle: Path,
+    open_chat: Callable[..., Chat],
+    name: str,
+    change: Callable[[Any], Any],
+) -> None:
+    state = load_state(*saved)
+    state.arrays[name] = change(state.arrays[name])
+    chat = open_chat(tiny_bundle, 80)
+    with pytest.raises(ValueError, match="cannot be right"):
+        restore(chat._conversation, state)
+    same(chat, open_chat(tiny_bundle, 80))
+    assert chat.say("x", max_tokens=3).usage.reply_tokens <= 3
+
+
+def test_odd_records_and_missing_parts_change_nothing(
+    saved: tuple[Path, str], tiny_bundle: Path, open_chat: Callable[..., Chat]
+) -> None:
+    chat = open_chat(tiny_bundle, 80)
+    state = load_state(*saved)
+    state.records = [record[:, :, :, :-1] for record in state.records]
+    with pytest.raises(ValueError, match="records"):
+        restore(chat._conversation, state)
+    for name in ("slots.index", "slots.used", "kv", "transcript", "archive.starts", "topics.sum"):
+        state = load_state(*saved)
+        del state.arrays[name]
+        with pytest.raises((KeyError, ValueError)):
+            restore(chat._conversation, state)
+    same(chat, open_chat(tiny_bundle, 80))
+
+
+@pytest.mark.parametrize("sampler", [None, [], {}, {"bit_generator": "PCG64", "state": -1}])
+def test_odd_random_numbers_are_refused(
+    saved: tuple[Path, str], tiny_bundle: Path, sampler: Any
+) -> None:
+    path, _ = saved
+    header, data = taken_apart(path)
+    facts = json.loads(header["__metadata__"]["facts"])
+    facts["sampler"] = sampler
+    header["__metadata__"]["facts"] = json.dumps(facts)
+    craft(path, json.dumps(header).encode(), data)
+    with pytest.raises(SessionError):
+        Chat.load(tiny_bundle, path)
+
+
+def test_only_the_user_may_read_a_session(
+    saved: tuple[Path, str], tiny_bundle: Path, open_chat: Callable[..., Chat]
+) -> None:
+    path, _ = saved
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)
+    leftover = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    leftover.write_text("of a killed process of the same number")
+    open_chat(tiny_bundle, 80).save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_leftovers_that_cannot_be_removed_are_no_traceback(
+    saved: tuple[Path, str],
+    tiny_bundle: Path,
+    open_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Path) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr("edgechat.runtime.session_file.remove_leftovers", fail)
+    with pytest.raises(SessionError, match="Permission denied"):
+        open_chat(tiny_bundle, 80).save(saved[0])
+
+
+def test_some_of_the_sampling_may_change(
+    tiny_bundle: Path, open_chat: Callable[..., Chat], tmp_path: Path
+) -> None:
+    chat = open_chat(tiny_bundle, 112, sampling=SAMPLED)
+    chat.say("hello", max_tokens=20)
+    chat.save(tmp_path / "s")
+    with Chat.load(tiny_bundle, tmp_path / "s", sampling={"top_k": 7}) as other:
+        assert other.settings.sampling == dataclasses.replace(SAMPLED, top_k=7)
+    with Chat.load(tiny_bundle, tmp_path / "s", sampling={}) as other:
+        assert go_on(other) == go_on(chat)
+    with pytest.raises(SettingsError, match="temperature"):
+        Chat.load(tiny_bundle, tmp_path / "s", sampling={"temperature": -1})
+
+
 def test_safetensors_reads_what_was_saved(saved: tuple[Path, str]) -> None:
     from safetensors.numpy import load_file
 
@@ -337,6 +572,46 @@ def test_warming_up_keeps_what_is_not_of_the_prompt(
     third = open_chat(tiny_bundle, 128, "x")
     assert not warm_up(third._conversation, loaded)
     same(chat, third)
+
+
+@pytest.mark.parametrize("error", [IndexError, RecursionError, MemoryError, AttributeError])
+def test_a_prefill_file_that_cannot_be_read_is_made_anew(
+    error: type[Exception],
+    tiny_bundle: Path,
+    open_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loaded = load_bundle(tiny_bundle)
+    chat, other = open_chat(tiny_bundle, 128, "x"), open_chat(tiny_bundle, 128, "x")
+    assert not warm_up(chat._conversation, loaded)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edgechat.warm_up.restore", fail)
+    assert not warm_up(other._conversation, loaded)
+    same(chat, other)
+
+
+def test_the_prompts_used_last_stay_on_disk(
+    tiny_bundle: Path,
+    open_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loaded = load_bundle(tiny_bundle)
+    for number in range(KEPT + 3):
+        for name in (str(number), "0"):
+            warm_up(open_chat(tiny_bundle, 128, f"prompt {name}")._conversation, loaded)
+            time.sleep(0.01)
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert len(files) == KEPT and len(list(tmp_path.rglob("*"))) == KEPT + 2
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert warm_up(open_chat(tiny_bundle, 128, "prompt 0")._conversation, loaded)
+    assert not warm_up(open_chat(tiny_bundle, 128, "prompt 1")._conversation, loaded)
 
 
 def _without(state: Any, fact: str) -> Any:

@@ -35,7 +35,12 @@ def looks_coherent(
 ) -> Coherence:
     """Judge the tokens ``reply``, fed from transcript token ``start`` on."""
     grams = [tuple(reply[i : i + GRAM]) for i in range(max(0, len(reply) - GRAM + 1))]
-    seen = [gram in grams[:i] for i, gram in enumerate(grams)][-LATEST:]
+    known: set[tuple[int, ...]] = set()
+    seen = []
+    for gram in grams:
+        seen.append(gram in known)
+        known.add(gram)
+    seen = seen[-LATEST:]
     repeated = sum(seen) / len(seen) if seen else 0.0
     said = cache.text_mean(start, cache.fed)
     asked = [m for span in questions if (m := cache.text_mean(*span)) is not None]

@@ -16,13 +16,15 @@ def evicted_turns(
     cache: KVCache, spans: Sequence[tuple[int, int] | None], done: int, least: int
 ) -> int:
     """How many leading turns may be summarised: beyond ``done``, all that left the cache
-    entirely, once they are ``least`` tokens; else ``done``."""
-    cached = set(cache.slots.index[~cache.slots.recalled & ~cache.slots.pinned].tolist())
+    entirely (recalled copies aside) and are not pinned, once they are ``least`` tokens; else
+    ``done``."""
+    cached = set(cache.slots.index[~cache.slots.recalled].tolist())
     total, end = 0, done
     for number in range(done, len(spans)):
         span = spans[number]
         if span is not None:
-            if not cached.isdisjoint(range(*span)):
+            pinned = any(start < span[1] and span[0] < stop for start, stop in cache.pins)
+            if pinned or not cached.isdisjoint(range(*span)):
                 break
             total += span[1] - span[0]
         end = number + 1
@@ -37,7 +39,9 @@ def write_summary(cache: KVCache, codec: TextCodec, turns: Sequence[Turn], befor
     told = "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
     most = cache.engine.capacity // 2
     words = codec.decode(codec.encode(told)[-most:])
+    memo = codec._memo
     ids = codec.prompt([Turn("user", REQUEST + words)]).ids
+    codec._memo = memo  # of the conversation, which goes on
     said: list[int] = []
     with cache.lent():
         logits = cache.feed(ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
 from edgechat.runtime.coherence import looks_coherent
-from edgechat.runtime.summary import KEPT, evicted_turns
+from edgechat.runtime.summary import KEPT, evicted_turns, write_summary
 from edgechat.runtime.text import TextCodec, Turn
 
 Check = Callable[..., None]
@@ -149,6 +150,39 @@ def test_a_summary_of_what_was_taken_back_goes(
     assert c.summary == summary
     chat.edit(0, "x")
     assert (c.summary, c.summarised) == ("", 0)
+
+
+def test_a_long_reply_is_judged_at_once(tiny_bundle: Path, open_chat: Callable[..., Chat]) -> None:
+    cache, reply = open_chat(tiny_bundle)._conversation.cache, list(range(30_000))
+    started = time.perf_counter()
+    assert looks_coherent(cache, reply, [], 0).repeated == 0
+    assert time.perf_counter() - started < 2  # comparing each with each takes 20 s
+
+
+def test_pinned_turns_do_not_count_as_evicted(
+    tiny_bundle: Path, open_chat: Callable[..., Chat]
+) -> None:
+    cache = open_chat(tiny_bundle)._conversation.cache
+    spans = [(0, 10), (10, 20), (20, 30)]
+    cache.slots.append(12, 3)
+    cache.slots.pin([(10, 20)])
+    assert evicted_turns(cache, spans, 0, 1) == 1
+    cache.slots.recalled[:] = True
+    assert evicted_turns(cache, spans, 0, 1) == 3
+    cache.pins = [(12, 15)]
+    assert evicted_turns(cache, spans, 0, 1) == 1
+
+
+def test_a_summary_keeps_the_conversations_tokens(
+    tiny_bundle: Path, open_chat: Callable[..., Chat], tell: Tell
+) -> None:
+    chat = open_chat(tiny_bundle)
+    tell(chat, "hello", "ok")
+    c = chat._conversation
+    c.prompt()
+    memo = dict(c.codec._memo)
+    write_summary(c.cache, c.codec, c.turns, "")
+    assert memo and c.codec._memo == memo
 
 
 def test_only_whole_evicted_turns_count(tiny_bundle: Path, open_chat: Callable[..., Chat]) -> None:

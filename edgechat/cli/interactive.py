@@ -26,7 +26,8 @@ HELP = '''Type a message and press Enter. Several lines: begin and end with """.
 /unpin TEXT    take back a pin: its text, or its number in /pins
 /cache         the conversation, coloured by what the cache does with each token
 /stats         what the last reply cost
-/system TEXT   change the system prompt (the history is read again); alone: show it
+/system TEXT   change the system prompt (a large change reads the history again);
+               alone: show it
 /save FILE     save the conversation; edgechat run BUNDLE --session FILE goes on with it
 /reset         forget the conversation, keep the system prompt
 /exit          leave (so does Ctrl-D)
@@ -59,6 +60,7 @@ def converse(chat: Chat, stats: bool, signals: Signals) -> None:
                 console.print(f"error: that is not UTF-8 text ({error}).", style="red")
             except EdgechatError as error:
                 console.print(f"error: {error}", style="red", markup=False)
+                signals.leave()
 
 
 class _Terminal:
@@ -85,7 +87,7 @@ class _Terminal:
         """Stream the reply to ``text``, or (None) another one to the last message."""
         chat, signals = self.chat, self.signals
         with signals.held():
-            for piece in chat.stream(chat.undo() if text is None else text):
+            for piece in chat.stream_again() if text is None else chat.stream(text):
                 print(piece, end="", flush=True)
                 if signals.ending is not None:
                     break

@@ -94,9 +94,9 @@ class CheckpointWeights:
             return linear if norm is None else self._behind(prefix + norm, linear)
 
         qkv = reads(n.qkv, [s.q_size, s.kv_size, s.kv_size], n.attn_norm)
-        qkv = _paired(s, s.rotary[index], _ungrouped(s, qkv) if n.grouped_qkv else qkv)
+        qkv = _ungrouped(s, qkv) if n.grouped_qkv else qkv
         heads = (s.q_size, s.kv_size) if n.whole_qk_norm else (s.head_dim, s.head_dim)
-        return LayerWeights(
+        result = LayerWeights(
             attn_norm=norm(n.attn_norm),
             qkv=qkv,
             o=self._writes(prefix, n.o, s.q_size),
@@ -108,6 +108,8 @@ class CheckpointWeights:
             attn_post_norm=norm(n.attn_post_norm),
             mlp_post_norm=norm(n.mlp_post_norm),
         )
+        rotary = s.rotary[index]
+        return result if rotary is None or all(rotary.inv_freq) else _paired(s, rotary, result)
 
     def _table(self, name: str) -> Array:
         return self._read(f"{name}.weight", (self._spec.vocab_size, self._spec.hidden_size))
@@ -159,19 +161,30 @@ def _ungrouped(spec: DecoderSpec, qkv: Linear) -> Linear:
     return Linear(reorder(qkv.weight), None if qkv.bias is None else reorder(qkv.bias))
 
 
-def _paired(spec: DecoderSpec, rotary: RotarySpec | None, qkv: Linear) -> Linear:
-    """Queries and keys with their features in the order that ``rotary`` pairs them.
+def _paired(
+    spec: DecoderSpec, rotary: RotarySpec, layer: LayerWeights[Linear]
+) -> LayerWeights[Linear]:
+    """Queries, keys and their norms with the features of a head in the order ``rotary`` pairs them.
 
     Pairs are (i, i + dim / 2). Where ``rotary`` was padded with pairs that never turn, features
     behind the turning ones make those pairs; scores do not depend on the order.
     """
-    if rotary is None or all(rotary.inv_freq):
-        return qkv
     turning, half = int(np.count_nonzero(rotary.inv_freq)), rotary.dim // 2
     first, second, rest = np.split(np.arange(spec.head_dim), [turning, 2 * turning])
     still = half - turning
     order = np.concatenate([first, rest[:still], second, rest[still:]])
-    rows = np.arange(len(qkv.weight))
-    size = spec.q_size + spec.kv_size
-    rows[:size] = rows[:size].reshape(-1, spec.head_dim)[:, order].ravel()
-    return Linear(qkv.weight[rows], None if qkv.bias is None else qkv.bias[rows])
+
+    def reordered(x: Array, size: int) -> Array:
+        """``x`` with its first ``size`` rows, those of whole heads, reordered."""
+        rows = np.arange(len(x))
+        rows[:size] = rows[:size].reshape(-1, spec.head_dim)[:, order].ravel()
+        return x[rows]
+
+    qkv, q_norm, k_norm, size = layer.qkv, layer.q_norm, layer.k_norm, spec.q_size + spec.kv_size
+    bias = None if qkv.bias is None else reordered(qkv.bias, size)
+    return replace(
+        layer,
+        qkv=Linear(reordered(qkv.weight, size), bias),
+        q_norm=None if q_norm is None else reordered(q_norm, len(q_norm)),
+        k_norm=None if k_norm is None else reordered(k_norm, len(k_norm)),
+    )

@@ -130,6 +130,8 @@ class Chat:
         ``sampling``: new settings, or those that change by name. Raises SessionError when the
         file is missing, damaged or of another bundle.
         """
+        if isinstance(sampling, Mapping):
+            SamplingSettings(**sampling)  # TypeError for a name that is none
         loaded = load_bundle(bundle)
         if verify:
             loaded.verify()

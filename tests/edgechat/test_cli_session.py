@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -220,3 +221,26 @@ def test_save_replaces_sessions_only(
     os.write(terminal.fd, b"\xff\n")
     assert "error: " in terminal.wait_for("> ")
     assert "always kept" in terminal.ask("/cache")
+
+
+def test_a_session_is_read_once_and_without_safetensors(tiny_bundle: Path, tmp_path: Path) -> None:
+    session = tmp_path / "a.session"
+    with Chat.open(tiny_bundle) as chat:
+        chat.save(session)
+    code = (
+        "import sys\n"
+        "sys.modules['safetensors'] = None\n"  # as if it were not installed
+        "import edgechat.runtime.session_file as s\n"
+        "verify, s._verify = s._verify, lambda *a: (print('read'), verify(*a))\n"
+        "from edgechat.cli import main\n"
+        "main()"
+    )
+    options = ["--session", str(session), "--prompt", "a", "--top-k", "1", "-n", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(tiny_bundle), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("read") == 1

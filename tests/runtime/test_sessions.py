@@ -438,6 +438,8 @@ def test_some_of_the_sampling_may_change(
         assert other.settings.sampling == dataclasses.replace(SAMPLED, top_k=7)
     with Chat.load(tiny_bundle, tmp_path / "s", sampling={}) as other:
         assert go_on(other) == go_on(chat)
+    with pytest.raises(TypeError, match="top_z"):
+        Chat.load(tiny_bundle, tmp_path / "s", sampling={"top_z": 7})
     with pytest.raises(SettingsError, match="temperature"):
         Chat.load(tiny_bundle, tmp_path / "s", sampling={"temperature": -1})
 

@@ -105,17 +105,20 @@ class Int8Linear:
 
 
 @dataclass
-class StaticInt8Linear(Int8Linear):
-    """Int8 weights whose inputs are rounded by one scale known at export.
+class StaticInt8Linear:
+    """Weights as in :class:`Int8Linear`, but inputs rounded by one scale known at export.
 
     An input is round(x / ``input_scale``) in -128 … 127; None leaves inputs in float
-    (weight-only). ``hadamard`` stays 0.
+    (weight-only).
     """
 
+    codes: NDArray[np.int8]
+    scales: Array
+    bias: Array | None = None
     input_scale: float | None = None
 
 
-AnyLinear = Linear | Int8Linear
+AnyLinear = Linear | Int8Linear | StaticInt8Linear
 L_co = TypeVar("L_co", covariant=True)
 
 

@@ -132,6 +132,8 @@ class OrtCpu:
         bias = None if linear.bias is None else self._graph.constant(linear.bias)
         if isinstance(linear, Int8Linear):
             return self._matmul_int8(x, linear, name, bias)
+        if not isinstance(linear, Linear):
+            raise TypeError(f"{name}: static scales are not spelled for ONNX Runtime")
         if not self._blocks:
             y = self._matmul(x, self._graph.weight(name, linear.weight), linear.weight.shape)
             return y if bias is None else str(self._graph.node("Add", [y, bias]))

@@ -10,7 +10,7 @@ import numpy as np
 from edgechat.export.dialects import signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
-from edgechat.export.spec import AnyLinear, Array, Int8Linear
+from edgechat.export.spec import AnyLinear, Array, Int8Linear, Linear
 
 
 def surprisal(
@@ -68,6 +68,8 @@ def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> An
             "Gather", [graph.weight("head.rows.scale", head.scales[:, None]), "targets"]
         )
         return graph.node("Mul", [graph.node("Cast", [codes], to=1), scales])
+    if not isinstance(head, Linear):
+        raise TypeError("head: static scales are not spelled for ONNX Runtime")
     return gather_blocks(graph, "head.rows", head.weight, "targets")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgechat.export.graph import GraphBuilder
-from edgechat.export.spec import AnyLinear, Int8Linear, Linear
+from edgechat.export.spec import AnyLinear, Linear
 
 COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by frequency
 MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
@@ -37,10 +37,10 @@ def split_rows(graph: GraphBuilder, x: str) -> tuple[str, str]:
 def first_rows(head: AnyLinear, count: int) -> AnyLinear:
     """The part of ``head`` that gives the logits of the first ``count`` ids."""
     bias = None if head.bias is None else head.bias[:count]
-    if isinstance(head, Int8Linear):
-        codes, scales = head.codes[:count], head.scales[:count]
-        return dataclasses.replace(head, codes=codes, scales=scales, bias=bias)
-    return Linear(head.weight[:count], bias)
+    if isinstance(head, Linear):
+        return Linear(head.weight[:count], bias)
+    codes, scales = head.codes[:count], head.scales[:count]
+    return dataclasses.replace(head, codes=codes, scales=scales, bias=bias)
 
 
 def surprisal(graph: GraphBuilder, own: str, logits: str) -> None:

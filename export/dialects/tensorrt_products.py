@@ -39,7 +39,8 @@ class Products:
     def _store(self, linear: AnyLinear, name: str) -> Stored:
         graph = self._graph
         if not isinstance(linear, StaticInt8Linear):
-            assert isinstance(linear, Linear)
+            if not isinstance(linear, Linear):
+                raise TypeError(f"{name}: TensorRT takes int8 with scales known at export only")
             self._read_bytes += linear.weight.size * self._dtype.itemsize
             return Stored(graph.weight(name, linear.weight.astype(self._dtype)), linear.bias)
         self._read_bytes += linear.codes.nbytes

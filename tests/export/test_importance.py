@@ -14,7 +14,7 @@ from edgechat.bundle import load_bundle
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
 from edgechat.export.decoder import HIDDEN_DEPTH
-from edgechat.export.dialects.ort_importance import mass_layers
+from edgechat.export.dialects.signals import mass_layers
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.policies import make_policy

@@ -42,7 +42,7 @@ def test_outputs_equal_transformers(
     with torch.no_grad():
         want = model(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
     log_p = torch.log_softmax(want.logits[0], dim=-1).numpy()
-    (layer,) = mass_layers(LAYERS)
+    (layer,) = mass_layers([0] * LAYERS)
     for begin, end in ((0, 25), (25, 40)):
         engine.step(ids[:, begin:end], start(begin))
         signals = engine.signals

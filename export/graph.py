@@ -84,6 +84,10 @@ class GraphBuilder:
         )
         return outputs[0] if len(outputs) == 1 else list(outputs)
 
+    def cast(self, x: str, dtype: str, output: str | None = None) -> str:
+        """``x`` as ``dtype``, such as float16; ``output`` names the result."""
+        return str(self.node("Cast", [x], 1 if output is None else [output], to=TYPES[dtype]))
+
     def fresh(self, label: str, count: int) -> list[str]:
         """Unused value names, for nodes that leave some outputs empty."""
         self._count += 1

@@ -54,8 +54,9 @@ def write_graphs(
     """
     if name in TENSORRT:
         graphs = _write_tensorrt(folder, name, recipe, precision, capacity, importance, progress)
-        for file in () if precision == "fp32" else graphs.files[::2]:
-            check_graph(onnx.load(folder / file, load_external_data=False), name)
+        for written in (graphs.decoder, graphs.compact):
+            if written is not None and precision != "fp32":
+                check_graph(onnx.load(folder / written.file, load_external_data=False), name)
         return graphs
     files = ["model.onnx", "model.data"]
     with GraphBuilder(folder / files[0], folder / files[1], OPSETS) as graph:

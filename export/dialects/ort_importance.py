@@ -67,7 +67,7 @@ def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> An
         scales = graph.node(
             "Gather", [graph.weight("head.rows.scale", head.scales[:, None]), "targets"]
         )
-        return graph.node("Mul", [graph.node("Cast", [codes], to=1), scales])
+        return graph.node("Mul", [graph.cast(codes, "float32"), scales])
     if not isinstance(head, Linear):
         raise TypeError("head: static scales are not spelled for ONNX Runtime")
     return gather_blocks(graph, "head.rows", head.weight, "targets")

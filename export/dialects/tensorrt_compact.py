@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects.tensorrt_products import ONNX_TYPES
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.spec import DecoderSpec, RotarySpec
@@ -46,9 +45,9 @@ def build_compact(graph: GraphBuilder, spec: DecoderSpec, dtype: str, capacity: 
         if rotary is None:
             graph.node("Gather", keys, [kept_key], axis=2)
             continue
-        x = graph.node("Cast", [graph.node("Gather", keys, axis=2)], to=ONNX_TYPES["float32"])
+        x = graph.cast(graph.node("Gather", keys, axis=2), "float32")
         x = rotate(graph, rotary, spec.head_dim, x, *turns[rotary])
-        graph.node("Cast", [x], [kept_key], to=ONNX_TYPES[dtype])
+        graph.cast(x, dtype, kept_key)
     return inputs, outputs
 
 

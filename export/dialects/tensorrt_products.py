@@ -14,8 +14,6 @@ import numpy as np
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.spec import AnyLinear, Array, Linear, StaticInt8Linear
 
-ONNX_TYPES = {"float32": 1, "float16": 10}  # Cast's names for them
-
 
 @dataclass(frozen=True)
 class Stored:
@@ -91,13 +89,10 @@ class Products:
 
     def _half(self, x: str) -> str:
         """float32 to the type of the products."""
-        return self._cast(x, self._dtype.name) if self._dtype != np.float32 else x
+        return self._graph.cast(x, self._dtype.name) if self._dtype != np.float32 else x
 
     def _float32(self, x: str) -> str:
-        return self._cast(x, "float32") if self._dtype != np.float32 else x
-
-    def _cast(self, x: str, dtype: str) -> str:
-        return str(self._graph.node("Cast", [x], to=ONNX_TYPES[dtype]))
+        return self._graph.cast(x, "float32") if self._dtype != np.float32 else x
 
     def _constant(self, value: Any) -> str:
         return self._graph.constant(np.asarray(value).astype(self._dtype))

@@ -16,7 +16,7 @@ def place_mass(graph: GraphBuilder, q: str, keys: str, mask: str, cap: float) ->
     ``mask`` [B, 1, G * S, T] float32.
     """
     scores = graph.node("MatMul", [q, graph.node("Transpose", [keys], perm=[0, 1, 3, 2])])
-    scores = graph.node("Cast", [scores], to=1)
+    scores = graph.cast(scores, "float32")
     scores = graph.node("Mul", [scores, graph.constant(np.array(2, dtype=np.float32))])
     scores = signals.soft_cap(graph, scores, cap)
     weights = graph.node("Softmax", [graph.node("Add", [scores, mask])], axis=-1)

@@ -89,8 +89,16 @@ class GraphRunner:
             self.keys[layer, :, : self.length] = outputs[f"kept_key.{layer}"][0]
             self.values[layer, :, : self.length] = outputs[f"kept_value.{layer}"][0]
 
-    def perplexity(self, ids: Ids) -> float:
-        """Of ``ids`` [n], read in chunks from an empty cache."""
+    def perplexity(self, ids: Ids, context: int | None = None) -> float:
+        """Of ``ids`` [n], read in chunks from an empty cache, or from one for every ``context``
+        of them."""
+        size = context or len(ids)
+        losses = [self._losses(ids[start : start + size]) for start in range(0, len(ids), size)]
+        mean = float(np.concatenate(losses).mean())
+        return math.exp(mean) if mean < 700 else math.inf
+
+    def _losses(self, ids: Ids) -> NDArray[np.float64]:
+        """Nats of each of ``ids`` but the first, from an empty cache."""
         self.length, losses = 0, []
         for start in range(0, len(ids), CHUNK):
             logits = self.step(ids[start : start + CHUNK])["logits"].astype(np.float64)
@@ -98,8 +106,7 @@ class GraphRunner:
             logits = logits[: len(targets)] - logits[: len(targets)].max(axis=1, keepdims=True)
             total = np.log(np.exp(logits).sum(axis=1))
             losses.append(total - logits[np.arange(len(targets)), targets])
-        mean = float(np.concatenate(losses).mean())
-        return math.exp(mean) if mean < 700 else math.inf
+        return np.concatenate(losses)
 
     def _session(self, name: str) -> Any:
         options = ort.SessionOptions()

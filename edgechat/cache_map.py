@@ -17,7 +17,7 @@ from edgechat.runtime.conversation import Conversation
 from edgechat.runtime.engine import KV, Signals
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.policies import make_policy
-from edgechat.runtime.session_file import load_state
+from edgechat.runtime.session_file import UNSOUND, load_state
 from edgechat.runtime.state import restore
 from edgechat.runtime.text import TextCodec
 from edgechat.settings import Settings
@@ -67,7 +67,7 @@ def map_session(bundle: Bundle, path: Path) -> list[MappedTurn]:
             starts = arrays["archive.starts"] + arrays["archive.skips"]
             archived = list(zip(starts.tolist(), arrays["archive.counts"].tolist(), strict=True))
         return _map(conversation, archived)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except UNSOUND as error:
         raise SessionError(f"{path} is no session of this edgechat ({error!r}).") from None
 
 
@@ -136,6 +136,7 @@ class _NoEngine:
 
     rows = 1
     vocab_size = hidden_size = 0
+    num_heads = 1
     first_alone = importance = False
     signals: Signals | None = None
 

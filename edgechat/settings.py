@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from edgechat.bundle import Bundle
 from edgechat.errors import ProfileError, SettingsError
-from edgechat.paths import read_text
+from edgechat.paths import cache_folder, read_text
 from edgechat.runtime.archive import BLOCK, Archive
 from edgechat.runtime.policies import POLICIES
 from edgechat.runtime.sampling import SamplingSettings
@@ -45,9 +46,9 @@ class Settings:
     besides the ``sinks`` first ones; ``key_token_ratio``: part of it that key tokens may take.
     ``capacity``: most tokens the device should hold, ``kv``: the KV precision it should have
     (fp32 or int8): both are what export takes, and a longer window shrinks.
-    ``archive_mib``: disk space for evicted blocks (0: forget them), in ``archive_folder`` (the
-    system's temporary one). ``prefill_optimization``: keep the system prompt's keys and values on
-    disk for the next start. ``threads``: None uses the cores this process may run on;
+    ``archive_mib``: disk space for evicted blocks (0: forget them), in ``archive_folder`` (None:
+    in edgechat's cache folder). ``prefill_optimization``: keep the system prompt's keys and
+    values on disk for the next start. ``threads``: None uses the cores this process may run on;
     ``max_tokens``: longest reply. The rest: :class:`~edgechat.runtime.conversation.Upkeep`.
     """
 
@@ -137,6 +138,11 @@ def make_archive(bundle: Bundle, settings: Settings) -> Archive:
     """The archive ``settings`` ask for, for the KV cache of ``bundle``."""
     dims = bundle.manifest.dims
     folder = None if settings.archive_folder is None else Path(settings.archive_folder)
+    if folder is None:  # the system's temporary folder may lie in memory
+        own = cache_folder() / "archive"
+        with suppress(OSError):
+            own.mkdir(parents=True, exist_ok=True)
+            folder = own
     return Archive(
         (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim),
         np.dtype(bundle.manifest.kv_dtype),

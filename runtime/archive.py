@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,9 @@ class Archive:
 
     The file is read and written by position rather than mapped: pages of a mapping count as the
     process's memory. float32 caches are kept as float16, int8 ones as they are. ``shape`` is
-    that of ``Block.kv`` with n = BLOCK; ``limit`` is in bytes; ``folder`` defaults to the system's
-    temporary one, and the file has no name there (where the system allows that): it goes when the
-    process does. Raises ArchiveError when the disk is full or the folder cannot be written.
+    that of ``Block.kv`` with n = BLOCK; ``limit`` is in bytes; ``folder`` None is the system's
+    temporary one. Where the system allows it the file has no name there; it goes when the process
+    does. Raises ArchiveError when the disk is full or the folder cannot be written.
     """
 
     def __init__(
@@ -99,6 +100,24 @@ class Archive:
     def tokens(self) -> int:
         return int(self.counts.sum())
 
+    @property
+    def wrapped(self) -> bool:
+        """Whether old blocks have been overwritten."""
+        return self._next > self.most
+
+    def holds(self, index: Ints) -> NDArray[np.bool_]:
+        """Which of the transcript tokens ``index`` [n] some block holds, [n]."""
+        held = self.counts > 0
+        order = np.argsort(self.starts[held], kind="stable")
+        starts, counts = self.starts[held][order], self.counts[held][order]
+        if not len(starts):
+            return np.zeros(len(index), dtype=np.bool_)
+        place = np.maximum(np.searchsorted(starts, index, side="right") - 1, 0)
+        result: NDArray[np.bool_] = (index >= starts[place]) & (
+            index < starts[place] + counts[place]
+        )
+        return result
+
     def add(self, block: Block, vector: NDArray[np.float32]) -> None:
         """Keep a block of at most BLOCK tokens; ``vector`` [E] says what it is about."""
         count = block.kv.shape[3]
@@ -130,7 +149,8 @@ class Archive:
         first, counts = self.starts, self.counts
         end = first + counts
         for record in np.flatnonzero((first < start) & (end > stop)).tolist():
-            self._split(record, stop)
+            with suppress(ArchiveError):  # on a full disk the block's rest is forgotten
+                self._split(record, stop)
         first, counts = self.starts, self.counts
         end = first + counts
         cut_front = (first >= start) & (first < stop) & (end > stop)

@@ -29,15 +29,17 @@ class Usage:
 
     ``fed_tokens``: prompt tokens computed for this turn; ``reused_tokens``: prompt tokens whose
     KV was computed in an earlier turn (evicted since or not); ``evicted_tokens``: slots dropped
-    during the turn; ``recalled_tokens``: slots brought back from the archive;
-    ``first_token_seconds``: from the call to the first token; ``tokens_per_second``: decode speed
-    after the first token, as the reader of the stream sees it.
+    since the reply before; ``lost_tokens``: those of them that the archive could not take, for its
+    disk is full; ``recalled_tokens``: slots brought back from the archive;
+    ``first_token_seconds``: from the call until something can be shown; ``tokens_per_second``:
+    decode speed after the first token.
     """
 
     fed_tokens: int = 0
     reused_tokens: int = 0
     reply_tokens: int = 0
     evicted_tokens: int = 0
+    lost_tokens: int = 0
     recalled_tokens: int = 0
     first_token_seconds: float = 0.0
     tokens_per_second: float = 0.0
@@ -85,6 +87,7 @@ class Conversation:
         self.last: Reply | None = None
         self.system = system
         self._cancelled = False
+        self.reported = (0, 0)  # slots evicted and lost when the last reply ended
         self._active: Generator[str, None, None] | None = None
 
     def cancel(self) -> None:
@@ -198,7 +201,7 @@ class Conversation:
         question = Turn("user", text)
         self._check_system()
         prompt = self.prompt([question])
-        usage, evicted = Usage(), self.cache.evicted
+        usage = Usage()
         logits = self._feed(prompt, usage)
         generation, coherence = _Generation(), None
         retry = self.upkeep.coherence_check == "retry"
@@ -222,7 +225,13 @@ class Conversation:
                         )
                         coherence = self._check(prompt, generation)
                 elif retry:
-                    yield from generation.parts
+                    usage.first_token_seconds = time.perf_counter() - started
+                    whole, parts = generation.complete, generation.parts
+                    generation.parts, generation.complete = [], False
+                    for part in parts:  # whoever stops reading here has not seen the rest
+                        generation.parts.append(part)
+                        yield part
+                    generation.complete = whole
         finally:
             reply = "".join(generation.parts)
             if logits is not None:
@@ -232,7 +241,9 @@ class Conversation:
                 self.turns += [question, Turn("assistant", reply, ids)]
                 self.answered += 1
             usage.reply_tokens = len(generation.ids)
-            usage.evicted_tokens = self.cache.evicted - evicted
+            usage.evicted_tokens = self.cache.evicted - self.reported[0]
+            usage.lost_tokens = self.cache.lost - self.reported[1]
+            self.reported = self.cache.evicted, self.cache.lost
             self.last = Reply(reply, usage, generation.finish, coherence)
         if logits is not None:
             self._keep_up()
@@ -293,7 +304,7 @@ class Conversation:
             if read_before - common > cache.engine.capacity:  # a long history would be read again
                 skipped = self._skip(ids, system, edit, read_before)
             asked, blocks = True, self.upkeep.recall_blocks * (2 if again else 1)
-            if cache.remembers and blocks and (cache.fed <= turn or again):
+            if cache.remembers and blocks and (cache.fed < question[1] or again):
                 stop = min(question[1], len(ids) - 1)
                 if cache.fed < stop:
                     asked = cache.feed(ids[cache.fed : stop], self._is_cancelled) is not None
@@ -307,6 +318,7 @@ class Conversation:
             if asked:
                 logits = cache.feed(ids[cache.fed :], self._is_cancelled)
         finally:
+            self.transcript.truncate(cache.fed)
             self.transcript.append(ids[common : cache.fed])
             if logits is None and cache.memory is not None:  # nobody vouches for what is behind
                 cache.memory.archive.truncate(cache.fed)
@@ -433,4 +445,4 @@ def _question(prompt: Prompt) -> tuple[tuple[int, int], int]:
     if span is None:
         end = len(prompt.ids)
         return (end - 1, end), end - 1
-    return span, prompt.starts[-1]
+    return span, prompt.starts[-2]  # the last one is the reply's to come

@@ -19,8 +19,9 @@ class Signals:
     """What a step tells about the tokens it fed; views that the next step overwrites.
 
     ``surprisal`` [B, S - 1]: -log p in nats of all tokens but the first (its own is in the logits
-    of the step before); ``hidden`` [B, S, E]: the residual stream at two thirds of the depth;
-    ``attention_mass`` [B, C]: softmax each slot got, summed over queries, heads and some layers.
+    of the step before); ``hidden`` [B, S, E]: the residual stream a little before
+    half of the depth; ``attention_mass`` [B, C]: softmax each slot got in a middle layer, summed
+    over queries and heads.
     """
 
     surprisal: NDArray[np.float32]
@@ -39,6 +40,7 @@ class Engine(Protocol):
     capacity: int
     vocab_size: int
     hidden_size: int
+    num_heads: int
     first_alone: bool
     """Whether the first token of a text should be a step of its own: it has activations hundreds
     of times above all others, and spoils the scale it shares with them in an int8 step."""

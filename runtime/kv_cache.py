@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgechat.errors import CapacityError
+from edgechat.errors import ArchiveError, CapacityError
 from edgechat.runtime.engine import Engine, Logits
 from edgechat.runtime.importance import HALF_LIFE
 from edgechat.runtime.memory import Memory
@@ -44,11 +44,13 @@ class KVCache:
         self.engine, self.policy, self.memory = engine, policy, memory
         self.slots = SlotTable(engine.capacity, engine.hidden_size if memory else 0)
         self.fed = 0
-        self.evicted = 0
+        self.evicted = 0  # slots dropped to make room
+        self.lost = 0  # those of them that the archive could not take
         self.pins: Ranges = []
         self.turns: list[int] = []  # transcript indices where turns start: no block crosses one
-        self._marks = np.array(sorted(marks), dtype=np.int64)
-        self._ends = np.array(sorted(sentence_ends), dtype=np.int64)
+        self._is_mark, self._is_end = np.zeros((2, engine.vocab_size), dtype=np.bool_)
+        self._is_mark[list(marks)] = True
+        self._is_end[list(sentence_ends)] = True
         self._evict = max(1, min(EVICT_CHUNK, engine.capacity // 4))
         self._lengths = np.zeros(1, dtype=np.int32)
         self._one = np.zeros((1, 1), dtype=np.int64)
@@ -123,12 +125,11 @@ class KVCache:
         self._drop(slots.recalled & np.isin(slots.index, free))
 
     def skip(self, end: int) -> int:
-        """Take transcript tokens up to ``end`` as fed and evicted without reading them; returns
+        """Take transcript tokens up to ``end`` as fed without reading them; returns
         how many. For history that was read once and would only be evicted again."""
         count = end - self.fed
         if not self.policy.evicts or count <= 0:
             return 0
-        self.evicted += count
         self.fed += count
         self.logits = None
         return count
@@ -182,7 +183,10 @@ class KVCache:
         gone = np.ones(self.slots.length, dtype=np.bool_)
         gone[kept] = False
         if self.memory is not None:
-            self.memory.store(self.engine, self.slots, gone, self.turns)
+            try:
+                self.memory.store(self.engine, self.slots, gone, self.turns)
+            except ArchiveError:  # a full disk must not end the talk: forget, and tell
+                self.lost += int((gone & ~self.slots.archived).sum())
         self._drop(gone)
         self.evicted += int(gone.sum())
 
@@ -224,8 +228,9 @@ class KVCache:
         self.fed, self.logits = fed + shift, None
 
     def recall(self, query: NDArray[np.float32], most: int, turn: int) -> int:
-        """Put the archive's ``most`` best blocks for ``query`` [E] in front of transcript token
-        ``turn``, from which on everything is cached; returns how many tokens came back."""
+        """Put the archive's ``most`` best blocks for ``query`` [E] RECALL_DISTANCE slots in front
+        of transcript token ``turn``, where the question's turn starts; returns how many tokens
+        came back."""
         if self.memory is None or most == 0:
             return 0
         blocks = self.memory.find(query, most, before=turn)
@@ -307,10 +312,10 @@ class KVCache:
         if signals is None:
             return
         slots.mass[:] *= 0.5 ** (len(tokens) / HALF_LIFE)
-        slots.mass[:] += signals.attention_mass[0, : slots.length]
+        slots.mass[:] += signals.attention_mass[0, : slots.length] / self.engine.num_heads
         slots.surprisal[new.start] = first
         slots.surprisal[new.start + 1 : new.stop] = signals.surprisal[0]
         if self.memory is not None:
             slots.hidden[new] = signals.hidden[0]
-            slots.ends[new] = np.isin(tokens, self._ends)
-            slots.content[new] = ~np.isin(tokens, self._marks) & (slots.index[new] >= FIRST_TOKENS)
+            slots.ends[new] = self._is_end[tokens]
+            slots.content[new] = ~self._is_mark[tokens] & (slots.index[new] >= FIRST_TOKENS)

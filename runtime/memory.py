@@ -29,6 +29,8 @@ class Memory:
         What lies between them goes along even if it stays, so that a block is whole; blocks
         break where the transcript has a gap and where a turn starts.
         """
+        if self.archive.wrapped:  # copies of what is still cached may have been overwritten
+            slots.archived[:] &= self.archive.holds(slots.index)
         new = np.flatnonzero(gone & ~slots.archived)
         if not len(new):
             return

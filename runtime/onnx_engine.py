@@ -67,7 +67,7 @@ class OnnxEngine:
         self.signals: Signals | None = None
         self._importance = importance
         self.vocab_size = manifest.dims.vocab_size
-        self.hidden_size = manifest.dims.hidden_size
+        self.hidden_size, self.num_heads = manifest.dims.hidden_size, manifest.dims.num_heads
         self.has_signals = manifest.has_importance
         self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers

@@ -46,6 +46,7 @@ def capture(conversation: Conversation) -> State:
         "clock": None if template is None else template.clock.isoformat(),
         "fed": cache.fed,
         "evicted": cache.evicted,
+        "lost": cache.lost,
         "pinned": cache.pins,
         "starts": cache.turns,
     }
@@ -97,7 +98,8 @@ def restore(conversation: Conversation, state: State) -> None:
     cache.slots.truncate(0)
     cache.slots.extend({name: arrays[f"slots.{name}"] for name in SlotTable.COLUMNS})
     cache.engine.write(0, 0, arrays["kv"], 0)
-    cache.fed, cache.evicted = facts["fed"], facts["evicted"]
+    cache.fed, cache.evicted, cache.lost = facts["fed"], facts["evicted"], facts["lost"]
+    c.reported = cache.evicted, cache.lost
     cache.pins = [(start, stop) for start, stop in facts["pinned"]]
     cache.turns = list(facts["starts"])
     cache.logits = arrays["logits"].copy() if "logits" in arrays else None
@@ -132,7 +134,7 @@ def _check_facts(facts: dict[str, Any], vocab: int) -> None:
             ids is None or (isinstance(ids, list) and _are_counts(*ids, below=vocab)),
             f"turn {number}",
         )
-    for name in ("answered", "fed", "evicted"):
+    for name in ("answered", "fed", "evicted", "lost"):
         _check(_are_counts(facts[name]), name)
     _check(_are_counts(facts["summarised"], below=len(turns) + 1), "summarised")
     _check(all(_are_counts(start, stop) for start, stop in facts["pinned"]), "pinned")

@@ -203,12 +203,19 @@ def stats_line(chat: Chat) -> str:
 
 
 def warn_if_cut(chat: Chat) -> None:
-    """Say on stderr when a message was longer than the cache, so that its beginning is gone."""
+    """Say on stderr what of the conversation is gone: a message longer than the cache, or what a
+    full disk could not keep."""
     usage, capacity = chat.usage, chat.cache_used[1]
     if usage is not None and usage.fed_tokens > capacity:
         print(
             f"note: {usage.fed_tokens:,} new tokens are more than the cache holds "
             f"({capacity:,}); the model answered without the first ones (see --window).",
+            file=sys.stderr,
+        )
+    if usage is not None and usage.lost_tokens:
+        print(
+            f"note: the archive's disk is full, so {usage.lost_tokens:,} tokens were forgotten for "
+            "good; free some space or choose another --archive-folder.",
             file=sys.stderr,
         )
 

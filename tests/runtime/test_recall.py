@@ -48,10 +48,13 @@ def test_int8_caches_recall_their_codes(
     tiny_int8_cache: Path, open_chat: Callable[..., Chat], tell: Tell, check_cache: Check
 ) -> None:
     chat = open_chat(tiny_int8_cache, 128)
+    recalled = 0
     for number in range(12):
         tell(chat, f"what about {number}?", f"it is {number * number}, as I said.")
         check_cache(chat._conversation, tiny_int8_cache)
-    assert chat._conversation.cache.slots.recalled.any()
+        assert chat.usage is not None
+        recalled += chat.usage.recalled_tokens
+    assert recalled
     assert chat._conversation.cache.memory is not None
     assert chat._conversation.cache.memory.archive.dtype == np.int8
 

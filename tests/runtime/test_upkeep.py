@@ -92,6 +92,9 @@ def test_retry_answers_once_more(
     assert chat.reply.coherence.repeated == 0
     assert len(chat.history) == 2 * turns + 2
     check_cache(chat._conversation, tiny_bundle)
+    chat._conversation.upkeep = dataclasses.replace(
+        chat._conversation.upkeep, coherence_check="off"
+    )
     assert tell(chat, "next", "ok") == "ok"
     check_cache(chat._conversation, tiny_bundle)
 

@@ -155,7 +155,8 @@ class Chat:
         return chat
 
     def save(self, path: str | Path) -> None:
-        """Write the conversation, its cache and its archive to one file.
+        """Write the conversation, its cache and its archive to one file; a reply that is still
+        being read ends here.
 
         The file appears complete or not at all; an old one of the same name is replaced. Raises
         SessionError when it cannot be written.
@@ -165,7 +166,7 @@ class Chat:
 
     def fork(self) -> Chat:
         """A second chat that goes on from here by itself: same weights in memory, own cache,
-        archive and history."""
+        history and copy of the archive. A reply that is still being read ends here."""
         self._check_open()
         other = Chat(self._bundle, self.settings, self._capacity, None, self._engine.sibling())
         state = self._state()

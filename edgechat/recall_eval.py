@@ -15,7 +15,7 @@ import yaml
 from edgechat.bundle import Bundle
 from edgechat.errors import SettingsError
 from edgechat.paths import read_text
-from edgechat.runtime.conversation import Conversation
+from edgechat.runtime.conversation import READ_AGAIN, Conversation
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.memory import Memory
@@ -78,7 +78,7 @@ class Subject:
         if name not in NAMES:
             raise SettingsError(f"policy {name!r} is unknown; choose from {', '.join(NAMES)}.")
         policy, _, recall = name.partition("+")
-        blocks = settings.recall_blocks or 4
+        blocks = settings.recall_blocks or Settings().recall_blocks
         self.settings = settings.override(policy=policy, recall_blocks=blocks if recall else 0)
         self.name, self._bundle, self.codec = name, bundle, TextCodec(bundle)
         most = bundle.manifest.max_capacity
@@ -129,11 +129,11 @@ def password_test(
             cache = subject.cache()
             cache.feed(np.concatenate([before, planted, after]))
             turn = cache.fed
-            cache.feed(question[:-1])
+            cache.feed(question)
             about = cache.text_mean(turn, cache.fed)
-            if about is not None:
-                cache.recall(about, subject.settings.recall_blocks, turn)
-            cache.feed(question[-1:])
+            if about is not None and cache.recall(about, subject.settings.recall_blocks, turn):
+                back = cache.rewind(max(turn, cache.fed - READ_AGAIN), keep_archive=True)
+                cache.feed(question[back - turn :])
             answer = codec.encode(f" {word}")
             losses.append(-_log_likelihood(cache, answer))
             place = BEFORE + len(planted) - len(answer) - 1

@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "kv": (None, "fp32", "int8"),
     "coherence_check": ("off", "report", "retry"),
 }
+LARGEST_ARCHIVE = 1 << 20  # MiB
 WHOLE = (
     "sinks",
     "archive_mib",
@@ -61,7 +62,7 @@ class Settings:
     kv: str | None = None
     archive_mib: int = 1024
     archive_folder: str | None = None
-    recall_blocks: int = 4
+    recall_blocks: int = 2
     pinned_questions: int = 3
     delta_threshold: float = 0.1
     cache_purge_interval: int = 0
@@ -87,6 +88,10 @@ class Settings:
         for name in WHOLE:
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+        if self.archive_mib > LARGEST_ARCHIVE:
+            raise SettingsError(
+                f"archive_mib must be at most {LARGEST_ARCHIVE:,}, not {self.archive_mib:,}."
+            )
         if self.recall_blocks > 256:
             raise SettingsError(f"recall_blocks must be at most 256, not {self.recall_blocks}.")
         if self.threads is not None and not 1 <= self.threads <= 1024:

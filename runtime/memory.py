@@ -14,6 +14,7 @@ from edgechat.runtime.slots import SlotTable
 from edgechat.runtime.topic import TopicSpace
 
 Mask = NDArray[np.bool_]
+LEAST_SIMILARITY = 0.28  # cosine: what is asked for has more, most other text less
 
 
 class Memory:
@@ -48,11 +49,12 @@ class Memory:
 
     def find(self, query: NDArray[np.float32], most: int, before: int) -> list[Block]:
         """The ``most`` blocks most about ``query`` [E] that end before transcript token
-        ``before``, best first."""
+        ``before``, best first; none that is hardly about it."""
         archive = self.archive
-        usable = np.flatnonzero((archive.counts > 0) & (archive.starts + archive.counts <= before))
-        scores = self.topics.similarity(archive.vectors, query)[usable]
-        best = usable[np.argsort(-scores, kind="stable")[:most]]
+        scores = self.topics.similarity(archive.vectors, query)
+        fits = (archive.counts > 0) & (archive.starts + archive.counts <= before)
+        usable = np.flatnonzero(fits & (scores >= LEAST_SIMILARITY))
+        best = usable[np.argsort(-scores[usable], kind="stable")[:most]]
         return [archive.read(int(record)) for record in best]
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:

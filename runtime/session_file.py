@@ -54,6 +54,7 @@ def save_state(path: Path, state: State, identity: str) -> None:
     The last tensor is the BLAKE2b hash of everything before it. Only the user may read the file.
     Raises SessionError.
     """
+    _refuse_special(path)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         remove_leftovers(path)
@@ -109,6 +110,13 @@ def load_state(path: Path, identity: str) -> State:
     except UNSOUND as error:
         reason = str(error) or type(error).__name__
         raise SessionError(f"{path} is damaged or no session ({reason}).") from None
+
+
+def _refuse_special(path: Path) -> None:
+    """SessionError for a device, a pipe or a folder: reading may hang, and replacing it destroys
+    it."""
+    if path.exists() and not path.is_file():
+        raise SessionError(f"{path} is no file; give the session another name.")
 
 
 def is_session(path: Path) -> bool:

@@ -619,3 +619,15 @@ def test_the_prompts_used_last_stay_on_disk(
 def _without(state: Any, fact: str) -> Any:
     del state.facts[fact]
     return state
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(
+    tiny_bundle: Path, open_chat: Callable[..., Chat], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SessionError, match="is no file"):
+        open_chat(tiny_bundle).save(pipe)
+    with pytest.raises(SessionError, match="is no file"):
+        Chat.load(tiny_bundle, pipe)
+    assert pipe.is_fifo()

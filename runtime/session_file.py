@@ -77,6 +77,7 @@ def save_state(path: Path, state: State, identity: str) -> None:
 def load_state(path: Path, identity: str) -> State:
     """Read and check a session; SessionError for a file that is missing, damaged, no session, or
     of another bundle than ``identity``."""
+    _refuse_special(path)
     try:
         with path.open("rb") as file:
             _verify(file, path)

@@ -207,12 +207,13 @@ class KVCache:
         The caller sees to it that the cache has room for ``ids``.
         """
         self._drop(inside(self.slots.index, [(start, stop)]))
-        later = np.flatnonzero(self.slots.index >= stop)
+        later = np.flatnonzero((self.slots.index >= stop) & ~self.slots.recalled)
         head = int(later[0]) if len(later) else self.slots.length
         tail = self.slots.copy(head, self.slots.length)
         kv = self.engine.read(0, head, self.slots.length - head)
         fed, shift = self.fed, len(ids) - (stop - start)
         self.slots.truncate(head)
+        self.slots.index[self.slots.index >= stop] += shift  # recalled ones
         self.fed, self.logits = start, None
         if self.memory is not None:
             self.memory.archive.replace(start, stop, shift)

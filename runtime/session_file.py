@@ -54,7 +54,10 @@ def save_state(path: Path, state: State, identity: str) -> None:
     The last tensor is the BLAKE2b hash of everything before it. Only the user may read the file.
     Raises SessionError.
     """
-    _refuse_special(path)
+    if _is_special(path):
+        raise SessionError(
+            f"the session could not be saved to {path}, which is no file; give it another name."
+        )
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         remove_leftovers(path)
@@ -77,7 +80,8 @@ def save_state(path: Path, state: State, identity: str) -> None:
 def load_state(path: Path, identity: str) -> State:
     """Read and check a session; SessionError for a file that is missing, damaged, no session, or
     of another bundle than ``identity``."""
-    _refuse_special(path)
+    if _is_special(path):
+        raise SessionError(f"the session {path} cannot be read, for it is no file.")
     try:
         with path.open("rb") as file:
             _verify(file, path)
@@ -113,11 +117,9 @@ def load_state(path: Path, identity: str) -> State:
         raise SessionError(f"{path} is damaged or no session ({reason}).") from None
 
 
-def _refuse_special(path: Path) -> None:
-    """SessionError for a device, a pipe or a folder: reading may hang, and replacing it destroys
-    it."""
-    if path.exists() and not path.is_file():
-        raise SessionError(f"{path} is no file; give the session another name.")
+def _is_special(path: Path) -> bool:
+    """A device, a pipe or a folder: reading may hang, and replacing it destroys it."""
+    return path.exists() and not path.is_file()
 
 
 def is_session(path: Path) -> bool:

@@ -460,7 +460,7 @@ def test_a_place_that_cannot_be_written_is_refused(
     chat = open_chat(tiny_bundle, 80)
     tell(chat, "x")
     for path in (tmp_path / "none" / "s", tmp_path):
-        with pytest.raises(SessionError, match=r"could not be saved|is no file"):
+        with pytest.raises(SessionError, match="could not be saved"):
             chat.save(path)
     assert list(tmp_path.iterdir()) == []
 

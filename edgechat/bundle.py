@@ -16,6 +16,7 @@ from edgechat.validate import Invalid, build
 SCHEMA = 3
 MANIFEST = "edgechat.json"
 KV_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element of the cache
+SURPRISAL_IDS = 8192  # ids a surprisal's partition sums over: tokenizers number by frequency
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
 

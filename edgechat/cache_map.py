@@ -16,7 +16,6 @@ from edgechat.errors import SessionError
 from edgechat.runtime.conversation import Conversation
 from edgechat.runtime.engine import KV, Signals
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.policies import make_policy
 from edgechat.runtime.session_file import UNSOUND, load_state
 from edgechat.runtime.state import restore
 from edgechat.runtime.text import TextCodec
@@ -56,8 +55,7 @@ def map_session(bundle: Bundle, path: Path) -> list[MappedTurn]:
     state = load_state(path, bundle.identity)
     try:
         settings = build(Settings, state.facts["settings"])
-        policy = make_policy(settings.policy, settings.sinks, settings.keys)
-        cache = KVCache(_NoEngine(state.facts["capacity"]), policy)
+        cache = KVCache(_NoEngine(state.facts["capacity"]), settings.make_policy())
         conversation = Conversation(cache, TextCodec(bundle))
         arrays = state.arrays
         arrays["slots.hidden"] = np.zeros((len(arrays["slots.index"]), 0), np.float32)
@@ -137,7 +135,7 @@ class _NoEngine:
     rows = 1
     vocab_size = hidden_size = 0
     num_heads = 1
-    first_alone = importance = False
+    first_alone = False
     signals: Signals | None = None
 
     def __init__(self, capacity: int) -> None:

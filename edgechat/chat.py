@@ -8,18 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from edgechat.assembly import make_cache, needs_importance
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.cache_map import MappedTurn, map_cache
 from edgechat.errors import EdgechatError, SessionError, SettingsError
-from edgechat.runtime.conversation import Conversation, Reply, Usage
-from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.memory import Memory
-from edgechat.runtime.policies import make_policy
+from edgechat.runtime.conversation import Conversation
+from edgechat.runtime.reply import Reply, Usage
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.session_file import UNSOUND, load_state, save_state
 from edgechat.runtime.state import State, capture, restore
 from edgechat.runtime.text import TextCodec
-from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, make_archive
+from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
 from edgechat.validate import build
 from edgechat.warm_up import warm_up
 
@@ -51,18 +50,16 @@ class Chat:
         from edgechat.runtime.onnx_engine import OnnxEngine
 
         self.settings = settings
-        self._bundle, self._capacity = bundle, capacity
+        self._bundle = bundle
         self._codec = TextCodec(bundle)
-        policy = make_policy(settings.policy, settings.sinks, settings.keys)
         self._engine = engine or OnnxEngine(
             bundle,
             capacity,
             threads=settings.threads,
-            importance=policy.needs_importance or settings.recalls,
+            importance=needs_importance(settings),
         )
-        memory = Memory(make_archive(bundle, settings)) if settings.recalls else None
         self._conversation = Conversation(
-            KVCache(self._engine, policy, memory, self._codec.marks, self._codec.sentence_ends),
+            make_cache(bundle, settings, self._engine, self._codec),
             self._codec,
             _checked_text(system, "the system prompt"),
             settings.upkeep(),
@@ -168,7 +165,8 @@ class Chat:
         """A second chat that goes on from here by itself: same weights in memory, own cache,
         history and copy of the archive. A reply that is still being read ends here."""
         self._check_open()
-        other = Chat(self._bundle, self.settings, self._capacity, None, self._engine.sibling())
+        sibling = self._engine.sibling()
+        other = Chat(self._bundle, self.settings, sibling.capacity, None, sibling)
         state = self._state()
         restore(other._conversation, state)
         other._sampler.state = state.facts["sampler"]
@@ -177,7 +175,7 @@ class Chat:
     def _state(self) -> State:
         state = capture(self._conversation)
         state.facts["settings"] = dataclasses.asdict(self.settings)
-        state.facts["capacity"] = self._capacity
+        state.facts["capacity"] = self._engine.capacity
         state.facts["sampler"] = self._sampler.state
         state.facts["bundle_name"] = self._bundle.manifest.name
         return state

@@ -14,7 +14,6 @@ from edgechat.errors import SettingsError
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.onnx_engine import OnnxEngine
-from edgechat.runtime.policies import make_policy
 from edgechat.runtime.text import TextCodec
 from edgechat.settings import Settings
 
@@ -68,7 +67,7 @@ class Reader:
     """Reads text with one bundle and yields the logits of every position."""
 
     def __init__(self, bundle: Bundle, settings: Settings, capacity: int) -> None:
-        self._policy = make_policy(settings.policy, settings.sinks, settings.keys)
+        self._policy = settings.make_policy()
         self._engine = OnnxEngine(
             bundle,
             capacity,

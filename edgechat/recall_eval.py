@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from edgechat.assembly import make_cache, needs_importance
 from edgechat.bundle import Bundle
 from edgechat.errors import SettingsError
 from edgechat.paths import read_text
-from edgechat.runtime.conversation import READ_AGAIN, Conversation
+from edgechat.runtime.conversation import Conversation
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.memory import Memory
 from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.slots import inside
 from edgechat.runtime.state import capture, restore
 from edgechat.runtime.text import TextCodec, Turn
-from edgechat.settings import Settings, make_archive
+from edgechat.settings import Settings
 
 PLANTED, ASKED = (
     " The secret password of the castle is {}.",
@@ -90,14 +90,15 @@ class Subject:
                 f"the test needs a cache of {capacity:,} tokens, the bundle allows {most:,}; "
                 "export with --capacity or test shorter distances."
             )
-        importance = policy == "key" or self.settings.recalls
-        self.engine = OnnxEngine(bundle, capacity, threads=settings.threads, importance=importance)
+        self.engine = OnnxEngine(
+            bundle,
+            capacity,
+            threads=settings.threads,
+            importance=needs_importance(self.settings),
+        )
 
     def cache(self) -> KVCache:
-        s = self.settings
-        memory = Memory(make_archive(self._bundle, s)) if s.recalls else None
-        policy = make_policy(s.policy, s.sinks, s.keys)
-        return KVCache(self.engine, policy, memory, self.codec.marks, self.codec.sentence_ends)
+        return make_cache(self._bundle, self.settings, self.engine, self.codec)
 
 
 def read_facts() -> tuple[list[Fact], list[str]]:
@@ -130,10 +131,8 @@ def password_test(
             cache.feed(np.concatenate([before, planted, after]))
             turn = cache.fed
             cache.feed(question)
-            about = cache.text_mean(turn, cache.fed)
-            if about is not None and cache.recall(about, subject.settings.recall_blocks, turn):
-                back = cache.rewind(max(turn, cache.fed - READ_AGAIN), keep_archive=True)
-                cache.feed(question[back - turn :])
+            if cache.recall((turn, cache.fed), subject.settings.recall_blocks, turn):
+                cache.feed(question[cache.fed - turn :])
             answer = codec.encode(f" {word}")
             losses.append(-_log_likelihood(cache, answer))
             place = BEFORE + len(planted) - len(answer) - 1

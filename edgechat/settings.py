@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import yaml
 
-from edgechat.bundle import Bundle
 from edgechat.errors import ProfileError, SettingsError
-from edgechat.paths import cache_folder, read_text
-from edgechat.runtime.archive import BLOCK, Archive
-from edgechat.runtime.policies import POLICIES
+from edgechat.paths import read_text
+from edgechat.runtime.policies import POLICIES, Policy, make_policy
 from edgechat.runtime.sampling import SamplingSettings
 from edgechat.runtime.upkeep import Upkeep
 from edgechat.validate import Invalid, build
@@ -110,6 +106,9 @@ class Settings:
         """Key tokens the cache holds at most, of a window of ``cache_window``."""
         return int(self.key_token_ratio * self.cache_window)
 
+    def make_policy(self) -> Policy:
+        return make_policy(self.policy, self.sinks, self.keys)
+
     @property
     def recalls(self) -> bool:
         return self.policy != "full" and self.archive_mib > 0 and self.recall_blocks > 0
@@ -137,24 +136,6 @@ class Settings:
                 f"{self.sinks} sinks leave too little of a cache of {min(wanted, most):,} tokens."
             )
         return min(wanted, most)
-
-
-def make_archive(bundle: Bundle, settings: Settings) -> Archive:
-    """The archive ``settings`` ask for, for the KV cache of ``bundle``."""
-    dims = bundle.manifest.dims
-    folder = None if settings.archive_folder is None else Path(settings.archive_folder)
-    if folder is None:  # the system's temporary folder may lie in memory
-        own = cache_folder() / "archive"
-        with suppress(OSError):
-            own.mkdir(parents=True, exist_ok=True)
-            folder = own
-    return Archive(
-        (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim),
-        np.dtype(bundle.manifest.kv_dtype),
-        dims.hidden_size,
-        folder,
-        settings.archive_mib << 20,
-    )
 
 
 def profile_names() -> list[str]:

@@ -52,51 +52,27 @@ def write_graphs(
     comparing with the model on ONNX Runtime, and is not checked: TensorRT builds no float32
     attention.
     """
-    if name in TENSORRT:
-        graphs = _write_tensorrt(folder, name, recipe, precision, capacity, importance, progress)
-        for written in (graphs.decoder, graphs.compact):
-            if written is not None and precision != "fp32":
-                check_graph(onnx.load(folder / written.file, load_external_data=False), name)
-        return graphs
     files = ["model.onnx", "model.data"]
-    with GraphBuilder(folder / files[0], folder / files[1], OPSETS) as graph:
-        dialect = OrtCpu(
-            graph,
-            recipe.spec,
-            blocks=precision != "fp32",
-            max_capacity=capacity,
-            kv_scales=recipe.kv_scales,
-            importance=importance,
-        )
-        decoder = _build(graph, name, recipe, dialect, progress)
-    return Graphs(decoder, None, files, dialect.weight_bytes_per_token)
-
-
-def _write_tensorrt(
-    folder: Path,
-    name: str,
-    recipe: Recipe,
-    precision: str,
-    capacity: int,
-    importance: bool,
-    progress: Progress,
-) -> Graphs:
-    cls, dtype = TENSORRT[name], "float32" if precision == "fp32" else "float16"
-    files = ["model.onnx", "model.data", "compact.onnx", "compact.data"]
-    with GraphBuilder(folder / files[0], folder / files[1], cls.opsets) as graph:
-        int8 = precision.startswith("int8")
-        dialect = cls(graph, recipe.spec, dtype, int8, capacity, importance)
-        decoder = _build(graph, name, recipe, dialect, progress)
-    with GraphBuilder(folder / files[2], folder / files[3], cls.opsets) as graph:
-        contract = build_compact(graph, recipe.spec, dtype, capacity)
+    tensorrt = TENSORRT.get(name)
+    dtype = "float32" if precision == "fp32" else "float16"
+    opsets = tensorrt.opsets if tensorrt else OPSETS
+    with GraphBuilder(folder / files[0], folder / files[1], opsets) as graph:
+        dialect: Dialect
+        if tensorrt:
+            int8 = precision.startswith("int8")
+            dialect = tensorrt(graph, recipe.spec, dtype, int8, capacity, importance)
+        else:
+            blocks, scales = precision != "fp32", recipe.kv_scales
+            dialect = OrtCpu(graph, recipe.spec, blocks, capacity, scales, importance)
+        build_decoder(recipe.spec, recipe.weights, dialect, progress)
         graph.save()
-    compact = Graph(files[2], name, *contract)
+    decoder, compact = Graph(files[0], name, *dialect.contract()), None
+    if tensorrt:
+        files += ["compact.onnx", "compact.data"]
+        with GraphBuilder(folder / files[2], folder / files[3], opsets) as graph:
+            compact = Graph(files[2], name, *build_compact(graph, recipe.spec, dtype, capacity))
+            graph.save()
+        if precision != "fp32":
+            for file in (decoder.file, compact.file):
+                check_graph(onnx.load(folder / file, load_external_data=False), name)
     return Graphs(decoder, compact, files, dialect.weight_bytes_per_token)
-
-
-def _build(
-    graph: GraphBuilder, name: str, recipe: Recipe, dialect: Dialect, progress: Progress
-) -> Graph:
-    build_decoder(recipe.spec, recipe.weights, dialect, progress)
-    graph.save()
-    return Graph("model.onnx", name, *dialect.contract())

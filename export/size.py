@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgechat.export.dialects.signals import COMMON
+from edgechat.bundle import SURPRISAL_IDS
 from edgechat.export.quantize.blockwise import BLOCK
 from edgechat.export.spec import DecoderSpec
 
@@ -23,7 +23,7 @@ def data_bytes(
     rows = spec.num_layers * (inputs + spec.q_size + inner)
     rows += spec.vocab_size * (1 if spec.tied_embeddings else 2)
     if importance:
-        rows += min(spec.vocab_size, COMMON)  # the head's first rows once more
+        rows += min(spec.vocab_size, SURPRISAL_IDS)  # the head's first rows once more
         if precision not in BYTES and not static:
             rows += spec.vocab_size  # an 8-bit head of ONNX Runtime's lies in another order
     weights = int(rows * spec.hidden_size * BYTES.get(precision, BYTES_INT8))

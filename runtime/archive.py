@@ -61,7 +61,7 @@ class Archive:
                 f"an archive of {limit >> 20:,} MiB holds not one block of "
                 f"{self.record_bytes / 2**20:.1f} MiB; choose a larger archive_mib."
             )
-        self.folder, self.hidden_size = folder, hidden_size
+        self.hidden_size = hidden_size
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from edgechat.errors import CapacityError, EdgechatError, SettingsError
 from edgechat.runtime.coherence import Coherence, looks_coherent
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
+from edgechat.runtime.reply import Generation, Reply, Usage
 from edgechat.runtime.sampling import PENALTY_WINDOW, Sampler
 from edgechat.runtime.slots import Ranges
 from edgechat.runtime.stop_strings import StopStrings
@@ -19,51 +19,6 @@ from edgechat.runtime.summary import evicted_turns, write_summary
 from edgechat.runtime.text import Prompt, TextCodec, Turn
 from edgechat.runtime.transcript import Transcript
 from edgechat.runtime.upkeep import Upkeep
-
-READ_AGAIN = 32  # tokens at a question's end that are read once more, behind what was recalled
-
-
-@dataclass
-class Usage:
-    """What one reply cost.
-
-    ``fed_tokens``: prompt tokens computed for this turn; ``reused_tokens``: prompt tokens whose
-    KV was computed in an earlier turn (evicted since or not); ``evicted_tokens``: slots dropped
-    since the reply before; ``lost_tokens``: those of them that the archive could not take, for its
-    disk is full; ``recalled_tokens``: slots brought back from the archive;
-    ``first_token_seconds``: from the call until something can be shown; ``tokens_per_second``:
-    decode speed after the first token.
-    """
-
-    fed_tokens: int = 0
-    reused_tokens: int = 0
-    reply_tokens: int = 0
-    evicted_tokens: int = 0
-    lost_tokens: int = 0
-    recalled_tokens: int = 0
-    first_token_seconds: float = 0.0
-    tokens_per_second: float = 0.0
-
-
-@dataclass
-class Reply:
-    """A finished reply. ``finish_reason`` is stop, length or cancelled; ``coherence`` is there
-    when it was checked."""
-
-    text: str
-    usage: Usage
-    finish_reason: str
-    coherence: Coherence | None = None
-
-
-@dataclass
-class _Generation:
-    """A reply in the making."""
-
-    ids: list[int] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
-    finish: str = "cancelled"  # unless generation comes to its own end
-    complete: bool = False  # the text shows all of the ids
 
 
 class Conversation:
@@ -203,7 +158,7 @@ class Conversation:
         prompt = self.prompt([question])
         usage = Usage()
         logits = self._feed(prompt, usage)
-        generation, coherence = _Generation(), None
+        generation, coherence = Generation(), None
         retry = self.upkeep.coherence_check == "retry"
         try:
             if logits is not None:
@@ -217,7 +172,7 @@ class Conversation:
                         pass
                 coherence = self._check(prompt, generation)
                 if retry and not self._cancelled and coherence is not None and not coherence.ok:
-                    generation = _Generation()
+                    generation = Generation()
                     logits = self._feed(prompt, usage, again=True)
                     if logits is not None:
                         yield from self._generate(
@@ -308,13 +263,9 @@ class Conversation:
                 stop = min(question[1], len(ids) - 1)
                 if cache.fed < stop:
                     asked = cache.feed(ids[cache.fed : stop], self._is_cancelled) is not None
-                about = cache.text_mean(*question) if cache.fed == stop else None
-                if about is not None:
-                    recalled = cache.recall(about, blocks, turn)
-                    usage.recalled_tokens += recalled
-                    if recalled:  # it helps the question's tokens only if they read it
-                        back = max(question[0], stop - READ_AGAIN)
-                        usage.fed_tokens += stop - cache.rewind(back, keep_archive=True)
+                if cache.fed == stop:
+                    usage.recalled_tokens += cache.recall(question, blocks, turn)
+                    usage.fed_tokens += stop - cache.fed
             if asked:
                 logits = cache.feed(ids[cache.fed :], self._is_cancelled)
         finally:
@@ -370,7 +321,7 @@ class Conversation:
             cache.memory.archive.replace(start, stop, new_stop - stop)
         return start, new_stop, end
 
-    def _check(self, prompt: Prompt, generation: _Generation) -> Coherence | None:
+    def _check(self, prompt: Prompt, generation: Generation) -> Coherence | None:
         if self.upkeep.coherence_check == "off":
             return None
         asked = self.cache.pins[1:] or [_question(prompt)[0]]
@@ -396,7 +347,7 @@ class Conversation:
         sampler: Sampler,
         max_tokens: int,
         stop: Sequence[str],
-        out: _Generation,
+        out: Generation,
         usage: Usage,
         started: float,
     ) -> Iterator[str]:

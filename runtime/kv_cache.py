@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.bundle import SURPRISAL_IDS
 from edgechat.errors import ArchiveError, CapacityError
 from edgechat.runtime.engine import Engine, Logits
 from edgechat.runtime.importance import HALF_LIFE
@@ -20,7 +22,7 @@ PREFILL_CHUNK = 256  # tokens a step: the fastest; longer ones waste attention a
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
 FIRST_TOKENS = 4  # of a text: their activations are unlike all others and say nothing
 RECALL_DISTANCE = 8  # slots between what is recalled and the turn: adjacent, it is not repeated
-COMMON = 8192  # ids whose logits stand for all in a surprisal, as in the graph
+READ_AGAIN = 32  # tokens at a question's end that are read once more, behind what was recalled
 
 
 class KVCache:
@@ -209,30 +211,28 @@ class KVCache:
         self._drop(inside(self.slots.index, [(start, stop)]))
         later = np.flatnonzero((self.slots.index >= stop) & ~self.slots.recalled)
         head = int(later[0]) if len(later) else self.slots.length
-        tail = self.slots.copy(head, self.slots.length)
-        kv = self.engine.read(0, head, self.slots.length - head)
         fed, shift = self.fed, len(ids) - (stop - start)
-        self.slots.truncate(head)
-        self.slots.index[self.slots.index >= stop] += shift  # recalled ones
-        self.fed, self.logits = start, None
-        if self.memory is not None:
-            self.memory.archive.replace(start, stop, shift)
-        done = 0
-        while done < len(ids):
-            count = self._next_chunk(len(ids) - done)
-            self._step(ids[None, done : done + count], False)
-            done += count
-        for name in ("index", "used"):
-            tail[name][tail[name] >= stop] += shift
-        self.engine.write(0, self.slots.length, kv, head)
-        self.slots.extend(tail)
+        with self._aside(head) as tail:
+            self.slots.index[self.slots.index >= stop] += shift  # recalled ones
+            self.fed, self.logits = start, None
+            if self.memory is not None:
+                self.memory.archive.replace(start, stop, shift)
+            for _ in self.feed_chunks(ids):
+                pass
+            for name in ("index", "used"):
+                tail[name][tail[name] >= stop] += shift
         self.fed, self.logits = fed + shift, None
 
-    def recall(self, query: NDArray[np.float32], most: int, turn: int) -> int:
-        """Put the archive's ``most`` best blocks for ``query`` [E] RECALL_DISTANCE slots in front
-        of transcript token ``turn``, where the question's turn starts; returns how many tokens
-        came back."""
-        if self.memory is None or most == 0:
+    def recall(self, question: tuple[int, int], most: int, turn: int) -> int:
+        """Put the archive's ``most`` best blocks for the ``question``, the transcript tokens
+        [start, stop) that were fed last, RECALL_DISTANCE slots in front of transcript token
+        ``turn``, where its turn starts; returns how many tokens came back.
+
+        What came back helps the question's tokens only if they read it: then its last READ_AGAIN
+        are forgotten again, and the caller feeds the transcript from ``fed`` on.
+        """
+        query = self.text_mean(*question)
+        if self.memory is None or query is None:
             return 0
         blocks = self.memory.find(query, most, before=turn)
         self.slots.pin([*self.pins, (turn, self.fed)])  # what is being asked does not make room
@@ -248,20 +248,28 @@ class KVCache:
         count = sum(stop - start for start, stop in ranges)
         self.make_room(count)
         here = self.slots.length - int((self.slots.index >= turn).sum())
-        here = min(here, max(FIRST_TOKENS, here - RECALL_DISTANCE))
-        tail = self.slots.copy(here, self.slots.length)
-        kv = self.engine.read(0, here, self.slots.length - here)
-        self.slots.truncate(here)
-        for block in reversed(blocks):  # the best stands nearest to the question
-            self.engine.write(0, self.slots.length, block.kv, block.origin)
-            new = self.slots.append(block.start, block.stop - block.start)
-            self.slots.used[new] = self.fed
-            self.slots.surprisal[new] = block.surprisal
-            self.slots.archived[new] = self.slots.recalled[new] = True
-        self.engine.write(0, self.slots.length, kv, here)
-        self.slots.extend(tail)
+        with self._aside(min(here, max(FIRST_TOKENS, here - RECALL_DISTANCE))):
+            for block in reversed(blocks):  # the best stands nearest to the question
+                self.engine.write(0, self.slots.length, block.kv, block.origin)
+                new = self.slots.append(block.start, block.stop - block.start)
+                self.slots.used[new] = self.fed
+                self.slots.surprisal[new] = block.surprisal
+                self.slots.archived[new] = self.slots.recalled[new] = True
         self.slots.pin(self.pins)
+        if count:
+            self.rewind(max(question[0], self.fed - READ_AGAIN), keep_archive=True)
         return count
+
+    @contextmanager
+    def _aside(self, place: int) -> Iterator[dict[str, NDArray[Any]]]:
+        """The slots from ``place`` on are taken out, and put back behind what is there then;
+        yields their columns."""
+        tail = self.slots.copy(place, self.slots.length)
+        kv = self.engine.read(0, place, self.slots.length - place)
+        self.slots.truncate(place)
+        yield tail
+        self.engine.write(0, self.slots.length, kv, place)
+        self.slots.extend(tail)
 
     def text_mean(self, start: int, stop: int) -> NDArray[np.float32] | None:
         """Mean hidden state [E] of the cached text among transcript tokens ``start`` …
@@ -299,7 +307,7 @@ class KVCache:
         logits = self.logits
         if logits is None or not (self.memory is not None or self.policy.needs_importance):
             return 0.0
-        common = logits[:COMMON]
+        common = logits[:SURPRISAL_IDS]
         top = float(common.max())
         partition = top + float(np.log(np.exp(common - top).sum()))
         return max(0.0, partition - float(logits[token]))

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from edgechat.assembly import make_cache
 from edgechat.bundle import load_bundle
-from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.memory import Memory
 from edgechat.runtime.onnx_engine import OnnxEngine
-from edgechat.runtime.policies import POLICIES, make_policy
+from edgechat.runtime.policies import POLICIES
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.text import TextCodec
-from edgechat.settings import Settings, make_archive
+from edgechat.settings import Settings
 
 BLOCK = 10_000  # tokens timed together
 QUESTION = "What did you say about the old house by the river, and who lived in it then?"
@@ -63,14 +62,13 @@ def main() -> None:
     settings = Settings(
         policy=args.policy,
         cache_window=args.window,
-        archive_mib=16 * 1024,
+        archive_mib=0 if args.archive is None else 16 * 1024,
         archive_folder=None if args.archive is None else str(args.archive),
     )
     codec = TextCodec(bundle)
     engine = OnnxEngine(bundle, args.window + settings.sinks, importance=True)
-    memory = None if args.archive is None else Memory(make_archive(bundle, settings))
-    policy = make_policy(settings.policy, settings.sinks, settings.keys)
-    cache = KVCache(engine, policy, memory, codec.marks, codec.sentence_ends)
+    cache = make_cache(bundle, settings, engine, codec)
+    memory = cache.memory
     sampler = Sampler(SamplingSettings(temperature=1.0, seed=0), codec.size)
     step, evict = Timer(engine.step), Timer(cache.make_room)
     engine.step = step  # type: ignore[method-assign]
@@ -111,12 +109,11 @@ def main() -> None:
     print(f"since the second {BLOCK:,} tokens: memory {growth:+.2f} %, time a token {slower:.3f} x")
     if memory is not None:
         turn = cache.fed
-        cache.feed(np.asarray(codec.encode(QUESTION)))
+        question = np.asarray(codec.encode(QUESTION))
         for _ in range(2):  # the first reads from a cold file
-            about = cache.text_mean(turn, cache.fed)
+            cache.feed(question[cache.fed - turn :])
             start = time.perf_counter()
-            assert about is not None
-            count = cache.recall(about, settings.recall_blocks, turn)
+            count = cache.recall((turn, cache.fed), settings.recall_blocks, turn)
             milliseconds = 1e3 * (time.perf_counter() - start)
             print(f"recall of {count} tokens among {len(memory.archive):,}: {milliseconds:.1f} ms")
 

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgechat.assembly import make_archive
 from edgechat.bundle import Bundle, Manifest, load_bundle
 from edgechat.runtime.archive import BLOCK
-from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, make_archive
+from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
 
 MIB = 1 << 20
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects import ort_importance, signals
+from edgechat.export.dialects.common import BATCH, Common
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import KVScales
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
@@ -17,11 +18,10 @@ from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Int8Linear, Line
 
 OPSETS = {"": 21, "com.microsoft": 1}
 MS = "com.microsoft"
-BATCH, STEPS, CAPACITY = "batch", "tokens", "capacity"
-OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
+CAPACITY = "capacity"
 
 
-class OrtCpu:
+class OrtCpu(Common):
     """Spells the verbs of :class:`~edgechat.export.dialects.base.Dialect`.
 
     ``blocks``: a plain ``Linear`` is stored in 8 bits with a scale for every BLOCK inputs (else
@@ -45,29 +45,18 @@ class OrtCpu:
         self._table = np.zeros((0, 0), dtype=np.float32)
         kv_dtype = "float32" if kv_scales is None else "int8"
         self._read_bytes = 0
-        cache = [BATCH, spec.num_kv_heads, CAPACITY, spec.head_dim]
-        self._inputs: tuple[TensorInfo, ...] = (
-            TensorInfo("input_ids", "int64", (BATCH, STEPS)),
-            TensorInfo("position_ids", "int64", (BATCH, STEPS)),
-            TensorInfo("seqlens_k", "int32", (BATCH,)),
-            TensorInfo("total_sequence_length", "int32", ()),
-            TensorInfo("output_index", "int64", (BATCH, OUTPUTS, 1)),
-            TensorInfo("past_key.{i}", kv_dtype, tuple(cache)),
-            TensorInfo("past_value.{i}", kv_dtype, tuple(cache)),
+        cache = (BATCH, spec.num_kv_heads, CAPACITY, spec.head_dim)
+        self._declare(
+            (
+                TensorInfo("seqlens_k", "int32", (BATCH,)),
+                TensorInfo("total_sequence_length", "int32", ()),
+            ),
+            (
+                tuple(TensorInfo(f"past_{k}.{{i}}", kv_dtype, cache) for k in ("key", "value")),
+                tuple(TensorInfo(f"present_{k}.{{i}}", kv_dtype, cache) for k in ("key", "value")),
+            ),
+            CAPACITY,
         )
-        self._outputs: tuple[TensorInfo, ...] = (
-            TensorInfo("logits", "float32", (BATCH, LOGITS, spec.vocab_size)),
-            TensorInfo("present_key.{i}", kv_dtype, tuple(cache)),
-            TensorInfo("present_value.{i}", kv_dtype, tuple(cache)),
-        )
-        if importance:
-            self._inputs += (TensorInfo("targets", "int64", (BATCH, TARGETS)),)
-            self._outputs += (
-                TensorInfo("surprisal", "float32", (BATCH, TARGETS)),
-                TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
-                TensorInfo("attention_mass", "float32", (BATCH, CAPACITY)),
-            )
-        graph.declare(self._inputs, self._outputs, spec.num_layers)
         self._rotary: dict[RotarySpec, list[str]] = {}
         for index, rotary in enumerate(spec.rotaries):
             suffix = f".{index}" if index else ""
@@ -78,13 +67,6 @@ class OrtCpu:
                 "position_ids",
             ]
 
-    @property
-    def weight_bytes_per_token(self) -> int:
-        return self._read_bytes
-
-    def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-        return self._inputs, self._outputs
-
     def embed(self, table: Array) -> str:
         if self._spec.tied_embeddings:
             self._table = table
@@ -92,15 +74,7 @@ class OrtCpu:
             x = ort_importance.gather_blocks(self._graph, "embed", table, "input_ids")
         else:
             x = self._graph.node("Gather", [self._graph.weight("embed", table), "input_ids"])
-        scale = self._spec.embedding_scale
-        if scale == 1:
-            return str(x)
-        factor = self._graph.constant(np.array(scale, dtype=np.float32))
-        return str(self._graph.node("Mul", [x, factor]))
-
-    def hidden(self, x: str) -> None:
-        if self._importance:
-            self._graph.node("Identity", [x], ["hidden"])
+        return self._scaled_embedding(str(x))
 
     def add(self, residual: str, update: str, post_norm: Array | None) -> str:
         if post_norm is not None:
@@ -191,9 +165,6 @@ class OrtCpu:
             **options,
         )
         return str(out)
-
-    def select(self, x: str) -> str:
-        return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
 
     def activation(self, gate_up: str) -> str:
         if not self._spec.gated:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edgechat.bundle import SURPRISAL_IDS
 from edgechat.export.dialects import signals
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.blockwise import BLOCK, quantize_blocks
@@ -33,7 +34,7 @@ def surprisal(
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])
     own = cap(own)
-    logits = cap(project(signals.first_rows(head, signals.COMMON)))
+    logits = cap(project(signals.first_rows(head, SURPRISAL_IDS)))
     signals.surprisal(graph, own, logits)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.spec import AnyLinear, Linear
 
-COMMON = 8192  # ids the partition sums over: tokenizers number their tokens by frequency
 MASS_DEPTHS = (0.5,)  # which layers' attention is summed, as parts of the depth
 
 
@@ -46,9 +45,9 @@ def first_rows(head: AnyLinear, count: int) -> AnyLinear:
 def surprisal(graph: GraphBuilder, own: str, logits: str) -> None:
     """Output ``surprisal`` [B, Q]: -log p of each target, float32.
 
-    From its own logit [B, Q] and the logits of the first COMMON ids [B, Q, n]: p's partition sums
-    over those only, a sixth of the head's cost for a vocabulary of 49,152, and is kept from
-    falling below the token's own weight.
+    From its own logit [B, Q] and the logits of the first SURPRISAL_IDS ids [B, Q, n]: p's
+    partition sums over those only, a sixth of the head's cost for a vocabulary of 49,152, and is
+    kept from falling below the token's own weight.
     """
     # lse = x - log_softmax(x) at any place; LogSoftmax is vectorised, ReduceLogSumExp is not.
     place = graph.constant(np.array(0))

@@ -7,20 +7,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgechat.bundle import TensorInfo
+from edgechat.bundle import SURPRISAL_IDS, TensorInfo
 from edgechat.export.dialects import signals, tensorrt_signals
+from edgechat.export.dialects.common import BATCH, Common, Tensors
 from edgechat.export.dialects.tensorrt_products import Products, Stored
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
 from edgechat.export.quantize.static import half
 from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Linear, RotarySpec
 
-BATCH, STEPS = "batch", "tokens"
-OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
 MASKED = -65504.0  # added to a score: the lowest float16, which no softmax lets through
 
 
-class TensorRt(Products, ABC):
+class TensorRt(Products, Common, ABC):
     """Spells the verbs of :class:`~edgechat.export.dialects.base.Dialect`.
 
     ``dtype`` is float16, or float32 for a twin that ONNX Runtime's CPU compares with the model
@@ -48,26 +47,7 @@ class TensorRt(Products, ABC):
         self._embedding = Stored("")
         self._masses: list[str] = []
         self._grouped_masks: dict[int, str] = {}
-        cache_inputs, cache_outputs = self._cache()
-        self._inputs: tuple[TensorInfo, ...] = (
-            TensorInfo("input_ids", "int64", (BATCH, STEPS)),
-            TensorInfo("position_ids", "int64", (BATCH, STEPS)),
-            TensorInfo("cache_length", "int64", (BATCH,)),
-            TensorInfo("output_index", "int64", (BATCH, OUTPUTS, 1)),
-            *cache_inputs,
-        )
-        self._outputs: tuple[TensorInfo, ...] = (
-            TensorInfo("logits", "float32", (BATCH, LOGITS, spec.vocab_size)),
-            *cache_outputs,
-        )
-        if importance:
-            self._inputs += (TensorInfo("targets", "int64", (BATCH, TARGETS)),)
-            self._outputs += (
-                TensorInfo("surprisal", "float32", (BATCH, TARGETS)),
-                TensorInfo("hidden", "float32", (BATCH, STEPS, spec.hidden_size)),
-                TensorInfo("attention_mass", "float32", (BATCH, capacity)),
-            )
-        graph.declare(self._inputs, self._outputs, spec.num_layers)
+        self._declare((TensorInfo("cache_length", "int64", (BATCH,)),), self._cache(), capacity)
         self._rotary = {
             rotary: self._rotary_tables(rotary, f".{index}" if index else "")
             for index, rotary in enumerate(spec.rotaries)
@@ -75,7 +55,7 @@ class TensorRt(Products, ABC):
         self._masks = self._window_masks()
 
     @abstractmethod
-    def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    def _cache(self) -> tuple[Tensors, Tensors]:
         """The KV cache's inputs and outputs."""
 
     @abstractmethod
@@ -105,13 +85,6 @@ class TensorRt(Products, ABC):
         """Attention of the rotated ``q`` [B, H, S, D] over the cache with the new ``k`` and ``v``
         [B, H_kv, S, D] in it; [B, H, S, D]."""
 
-    @property
-    def weight_bytes_per_token(self) -> int:
-        return self._read_bytes
-
-    def contract(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-        return self._inputs, self._outputs
-
     def embed(self, table: Array) -> str:
         if self._spec.tied_embeddings:
             self._table = table
@@ -123,14 +96,7 @@ class TensorRt(Products, ABC):
             rows = self._graph.weight("embed", table.astype(self._dtype))
         self._embedding = Stored(rows)
         x = self._float32(self._graph.node("Gather", [rows, "input_ids"]))
-        if self._spec.embedding_scale == 1:
-            return x
-        scale = self._graph.constant(np.array(self._spec.embedding_scale, dtype=np.float32))
-        return str(self._graph.node("Mul", [x, scale]))
-
-    def hidden(self, x: str) -> None:
-        if self._importance:
-            self._graph.node("Identity", [x], ["hidden"])
+        return self._scaled_embedding(x)
 
     def add(self, residual: str, update: str, post_norm: Array | None) -> str:
         update = self._float32(update)
@@ -164,9 +130,6 @@ class TensorRt(Products, ABC):
         x = graph.node("Transpose", [self._attend(layer, q, k, v)], perm=[0, 2, 1, 3])
         return str(graph.node("Reshape", [x, graph.constant(np.array([0, 0, s.q_size]))]))
 
-    def select(self, x: str) -> str:
-        return str(self._graph.node("GatherND", [x, "output_index"], batch_dims=1))
-
     def activation(self, gate_up: str) -> str:
         if not self._spec.gated:
             return self._act(gate_up)
@@ -188,7 +151,7 @@ class TensorRt(Products, ABC):
         graph.node("Identity", [signals.soft_cap(graph, logits, cap)], ["logits"])
         if not self._importance:
             return
-        common = signals.first_rows(head or Linear(self._table), signals.COMMON)
+        common = signals.first_rows(head or Linear(self._table), SURPRISAL_IDS)
         read_bytes = self._read_bytes
         scores = self._float32(self._project(read, self._store(common, "head.common")))
         self._read_bytes = read_bytes  # a decode step has no targets

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects.tensorrt import BATCH, TensorRt
+from edgechat.export.dialects.common import BATCH, Tensors
+from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.rotary import rotary_tables
 from edgechat.export.spec import Array, RotarySpec
 
@@ -22,7 +23,7 @@ class TensorRt1015(TensorRt):
 
     opsets: ClassVar[dict[str, int]] = {"": 24}
 
-    def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    def _cache(self) -> tuple[Tensors, Tensors]:
         shape = (BATCH, self._spec.num_kv_heads, self._capacity, self._spec.head_dim)
         kinds = ("key", "value")
         return (

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgechat.bundle import TensorInfo
-from edgechat.export.dialects.tensorrt import BATCH, STEPS, TensorRt
+from edgechat.export.dialects.common import BATCH, STEPS, Tensors
+from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.dialects.tensorrt_rotary import rotate, wide_tables
 from edgechat.export.spec import Array, RotarySpec
 
@@ -21,7 +22,7 @@ class TensorRt103(TensorRt):
 
     opsets: ClassVar[dict[str, int]] = {"": 20}
 
-    def _cache(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    def _cache(self) -> tuple[Tensors, Tensors]:
         heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_dim, self._dtype.name
         past, new = (BATCH, heads, self._capacity, dim), (BATCH, heads, STEPS, dim)
         kinds = ("key", "value")

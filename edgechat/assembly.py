@@ -1,0 +1,46 @@
+"""A KV cache and its archive, put together as settings ask for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from edgechat.bundle import Bundle
+from edgechat.paths import cache_folder
+from edgechat.runtime.archive import BLOCK, Archive
+from edgechat.runtime.engine import Engine
+from edgechat.runtime.kv_cache import KVCache
+from edgechat.runtime.memory import Memory
+from edgechat.runtime.text import TextCodec
+from edgechat.settings import Settings
+
+
+def needs_importance(settings: Settings) -> bool:
+    """Whether the engine has to give signals."""
+    return settings.make_policy().needs_importance or settings.recalls
+
+
+def make_cache(bundle: Bundle, settings: Settings, engine: Engine, codec: TextCodec) -> KVCache:
+    """An empty cache over ``engine``, with an archive of its own if ``settings`` recall."""
+    memory = Memory(make_archive(bundle, settings)) if settings.recalls else None
+    return KVCache(engine, settings.make_policy(), memory, codec.marks, codec.sentence_ends)
+
+
+def make_archive(bundle: Bundle, settings: Settings) -> Archive:
+    """The archive ``settings`` ask for, for the KV cache of ``bundle``."""
+    dims = bundle.manifest.dims
+    folder = None if settings.archive_folder is None else Path(settings.archive_folder)
+    if folder is None:  # the system's temporary folder may lie in memory
+        own = cache_folder() / "archive"
+        with suppress(OSError):
+            own.mkdir(parents=True, exist_ok=True)
+            folder = own
+    return Archive(
+        (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim),
+        np.dtype(bundle.manifest.kv_dtype),
+        dims.hidden_size,
+        folder,
+        settings.archive_mib << 20,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgechat.errors import SettingsError
@@ -23,6 +25,21 @@ def read_text(path: Path) -> str:
         raise SettingsError(f"{path} is not UTF-8 text ({error}).") from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A new temporary neighbour of ``target`` that takes its place when the body succeeds; what
+    killed writers left goes first. OSError as it comes."""
+    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        remove_leftovers(target)
+        temporary.unlink(missing_ok=True)  # a killed process of this number may have left one
+        yield temporary
+        temporary.replace(target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(target: Path) -> None:

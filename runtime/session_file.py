@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgechat.errors import SessionError
-from edgechat.paths import remove_leftovers
+from edgechat.paths import beside
 from edgechat.runtime.engine import KV
 from edgechat.runtime.state import State
 
@@ -58,23 +57,16 @@ def save_state(path: Path, state: State, identity: str) -> None:
         raise SessionError(
             f"the session could not be saved to {path}, which is no file; give it another name."
         )
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        remove_leftovers(path)
-        temporary.unlink(missing_ok=True)  # a killed process of this number may have left one
-        with open(temporary, "xb", opener=_private) as file:
+        with beside(path) as temporary, open(temporary, "xb", opener=_private) as file:
             _write(file, state, identity)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise SessionError(
             f"the session could not be saved to {path} ({error.strerror}); what was there before "
             "is kept."
         ) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def load_state(path: Path, identity: str) -> State:

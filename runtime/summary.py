@@ -39,9 +39,7 @@ def write_summary(cache: KVCache, codec: TextCodec, turns: Sequence[Turn], befor
     told = "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
     most = cache.engine.capacity // 2
     words = codec.decode(codec.encode(told)[-most:])
-    memo = codec._memo
-    ids = codec.prompt([Turn("user", REQUEST + words)]).ids
-    codec._memo = memo  # of the conversation, which goes on
+    ids = codec.prompt([Turn("user", REQUEST + words)], aside=True).ids
     said: list[int] = []
     with cache.lent():
         logits = cache.feed(ids)

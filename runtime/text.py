@@ -138,11 +138,12 @@ class TextCodec:
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self.tokenizer)
 
-    def prompt(self, turns: Sequence[Turn]) -> Prompt:
+    def prompt(self, turns: Sequence[Turn], aside: bool = False) -> Prompt:
         """Everything the model should have read before it answers.
 
-        Replies appear as the ids that were generated. BOS stands in front exactly once if the
-        template or the tokenizer puts it there.
+        ``aside``: the turns are not the conversation, whose tokens stay remembered. Replies
+        appear as the ids that were generated. BOS stands in front exactly once if the template
+        or the tokenizer puts it there.
         """
         if self.template is None:
             raise TemplateError(
@@ -171,7 +172,8 @@ class TextCodec:
                 start = len(ids)
                 ids += self.encode(reply.content) if reply.ids is None else reply.ids
                 spans.append((start, len(ids)))
-        self._memo = memo
+        if not aside:
+            self._memo = memo
         shift = len(self._with_bos(ids[:1])) - len(ids[:1])
         ids = self._with_bos(ids)
         spans = [None if s is None else (s[0] + shift, s[1] + shift) for s in spans]
@@ -192,15 +194,14 @@ class TextCodec:
         if self.template is None:
             return np.zeros(0, dtype=np.int64)
         count = self.system_tokens(system)
-        return self.prompt([*system, Turn("user", "a")]).ids[:count]
+        return self.prompt([*system, Turn("user", "a")], aside=True).ids[:count]
 
     def system_tokens(self, system: Sequence[Turn]) -> int:
         """How many tokens stand in front of the first message, whatever it says."""
         contents = [turn.content for turn in system]
         if self._system is None or self._system[0] != contents:
-            memo = self._memo
-            one, other = (self.prompt([*system, Turn("user", text)]).ids for text in ("a", "b"))
-            self._memo = memo
+            prompts = (self.prompt([*system, Turn("user", text)], aside=True) for text in "ab")
+            one, other = (prompt.ids for prompt in prompts)
             shortest = min(len(one), len(other))
             differs = np.flatnonzero(one[:shortest] != other[:shortest])
             self._system = (contents, int(differs[0]) if len(differs) else shortest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from edgechat.bundle import load_bundle
 from edgechat.cache_map import map_session, total_counts
 from edgechat.cli.cache_view import cache_page, print_cache
 from edgechat.errors import SettingsError
-from edgechat.paths import remove_leftovers
+from edgechat.paths import beside
 
 
 def cache(
@@ -63,14 +62,10 @@ def cache(
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        remove_leftovers(path)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with beside(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingsError(
             f"the page cannot be written to {path} ({error.strerror}); choose another file."
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -423,7 +423,7 @@ def test_leftovers_that_cannot_be_removed_are_no_traceback(
     def fail(_: Path) -> None:
         raise PermissionError(13, os.strerror(13))
 
-    monkeypatch.setattr("edgechat.runtime.session_file.remove_leftovers", fail)
+    monkeypatch.setattr("edgechat.paths.remove_leftovers", fail)
     with pytest.raises(SessionError, match="Permission denied"):
         open_chat(tiny_bundle, 80).save(saved[0])
 

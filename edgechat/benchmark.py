@@ -90,6 +90,19 @@ class Bench:
 
         return repeat(self._rounds, run)
 
+    def decode_for(self, seconds: float, history: int) -> int:
+        """Decodes behind ``history`` cached tokens for about that long; returns the tokens."""
+        steps = min(DECODE_STEPS, self.engine.capacity - history)
+        cache = self._cache()
+        cache.feed(self._ids[:history])
+        end, tokens = time.perf_counter() + seconds, 0
+        while time.perf_counter() < end:
+            cache.rewind(history)
+            for token in self._ids[:steps].tolist():
+                cache.feed_one(token)
+            tokens += steps
+        return tokens
+
     def later_turn(self, history: int, delta: int) -> tuple[Measure, Measure]:
         """Seconds until logits for a turn of ``delta`` tokens after ``history``: fed as a delta,
         and with the whole history fed again."""

@@ -15,10 +15,12 @@ from edgechat.benchmark import Bench, Measure, memory_bandwidth, peak_memory
 from edgechat.bundle import Manifest, load_bundle
 from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
+from edgechat.runtime.telemetry import Sampler, Summary
 
 PREFILLS = (128, 512, 2048)
 HISTORIES = (128, 512, 2048, 4096, 7900)
 DELTA = 32
+POWER_SECONDS = 5.0  # of decoding; sensors and tegrastats give a value or two a second
 
 
 def bench(
@@ -36,6 +38,7 @@ def bench(
     """Measure a bundle on this machine: medians of several runs after a warm-up.
 
     A decode step reads every weight once, so memory bandwidth is its limit (the roofline).
+    Where the machine measures power, five seconds of decoding say how many tokens a joule gives.
     """
     if rounds < 1:
         raise SettingsError(f"--rounds must be at least 1, not {rounds}.")
@@ -47,7 +50,12 @@ def bench(
     size = capacity or min(manifest.max_capacity, 2048 + 64)
     b = Bench(loaded, size, threads, rounds)
     console = Console(stderr=True)
-    with console.status("measuring") as status:
+    power: Summary | None = None
+    with (
+        console.status("measuring") as status,
+        Sampler() as sampler,
+        sampler.span() as span,
+    ):
 
         def say(what: str) -> None:
             status.update(f"measuring {what}")
@@ -65,6 +73,11 @@ def bench(
         peak = peak_memory()
         say("memory bandwidth")
         bandwidth = memory_bandwidth(b.threads)
+        if span.summary().watts is not None:
+            say("power")
+            with sampler.span() as decoding:
+                decoded = b.decode_for(POWER_SECONDS, history)
+            power = decoding.summary()
     data: dict[str, Any] = {
         "bundle": str(bundle),
         "precision": manifest.precision,
@@ -83,6 +96,9 @@ def bench(
         },
         "bytes_per_token": {n: bytes_per_token(manifest, n) for n in decode},
         "peak_resident_bytes": peak,
+        "device": span.summary(),
+        "decode_device": power,
+        "tokens_per_joule": None if power is None else power.per_joule(decoded),
     }
     if plot is not None:
         speeds = [m.median for m in decode.values()]
@@ -132,3 +148,32 @@ def _print(console: Console, data: dict[str, Any]) -> None:
     if data["peak_resident_bytes"]:
         peak = data["peak_resident_bytes"] / (1 << 20)
         console.print(f"  peak resident memory {peak:,.0f} MiB (weights, KV cache, this benchmark)")
+    for line in _device_lines(data):
+        console.print(f"  {line}", highlight=False)
+
+
+def _device_lines(data: dict[str, Any]) -> list[str]:
+    """Power, temperature and throttling; what this machine does not measure is said to be so."""
+    whole: Summary = data["device"]
+    power: Summary | None = data["decode_device"]
+    lines = ["power not measured" if power is None or power.watts is None else _power(power, data)]
+    if whole.celsius_before is None:
+        lines.append("temperature not measured")
+    else:
+        lines.append(
+            f"{whole.celsius_before:.0f} °C before, {whole.celsius_after:.0f} °C after, "
+            f"{whole.celsius_most:.0f} °C at most"
+        )
+    if whole.throttled:
+        lines.append(
+            f"throttled ({', '.join(whole.throttled)}): cooler, or with more power, it is faster"
+        )
+    return lines
+
+
+def _power(power: Summary, data: dict[str, Any]) -> str:
+    history = data["later_turn_history"]
+    return (
+        f"decode behind {history:,}: {power.watts:.1f} W ({' + '.join(power.counted_rails)}), "
+        f"{data['tokens_per_joule']:.1f} tokens/J"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from edgechat.cli.session import count_turns, save_as
 from edgechat.cli.signals import Signals
 from edgechat.errors import EdgechatError, SettingsError
 from edgechat.paths import cache_folder
+from edgechat.runtime.telemetry import Sampler, Summary
 
 HELP = '''Type a message and press Enter. Several lines: begin and end with """.
 /history       the turns so far, numbered
@@ -37,11 +38,12 @@ Lines you type are kept in the file "history" of edgechat's cache folder.'''
 SHORT = 100  # characters of a turn that /history shows
 
 
-def converse(chat: Chat, stats: bool, signals: Signals) -> None:
-    """Read messages until /exit or end of input, streaming each reply."""
+def converse(chat: Chat, sampler: Sampler | None, signals: Signals) -> None:
+    """Read messages until /exit or end of input, streaming each reply; with a ``sampler``, say
+    after each what it cost."""
     console = Console(highlight=False)
     console.print("[dim]/help for help, /exit to leave[/dim]")
-    terminal = _Terminal(chat, console, stats, signals)
+    terminal = _Terminal(chat, console, sampler, signals)
     with _line_history():
         while True:
             try:
@@ -66,8 +68,11 @@ def converse(chat: Chat, stats: bool, signals: Signals) -> None:
 class _Terminal:
     """The conversation and where it is shown."""
 
-    def __init__(self, chat: Chat, console: Console, stats: bool, signals: Signals) -> None:
-        self.chat, self.console, self.stats, self.signals = chat, console, stats, signals
+    def __init__(
+        self, chat: Chat, console: Console, sampler: Sampler | None, signals: Signals
+    ) -> None:
+        self.chat, self.console, self.sampler, self.signals = chat, console, sampler, signals
+        self.measured: Summary | None = None
 
     def command(self, text: str) -> bool:
         """Run a /command; False ends the conversation."""
@@ -86,23 +91,25 @@ class _Terminal:
     def answer(self, text: str | None) -> None:
         """Stream the reply to ``text``, or (None) another one to the last message."""
         chat, signals = self.chat, self.signals
-        with signals.held():
+        measuring = nullcontext() if self.sampler is None else self.sampler.span()
+        with signals.held(), measuring as span:
             for piece in chat.stream_again() if text is None else chat.stream(text):
                 print(piece, end="", flush=True)
                 if signals.ending is not None:
                     break
+        self.measured = None if span is None else span.summary()
         ends = {"cancelled": " [stopped]", "length": " [reached the longest reply, -n]"}
         reason = "" if chat.reply is None else ends.get(chat.reply.finish_reason, "")
         self.console.print(f"[dim]{escape(reason)}[/dim]")
         warn_if_cut(chat)
-        if self.stats:
-            self.say(stats_line(chat), "dim")
+        if self.measured is not None:
+            self.say(stats_line(chat, self.measured), "dim")
 
     def help(self, rest: str) -> None:
         self.say(HELP)
 
     def show_stats(self, rest: str) -> None:
-        self.say(stats_line(self.chat))
+        self.say(stats_line(self.chat, self.measured))
 
     def reset(self, rest: str) -> None:
         self.chat.reset()
@@ -187,8 +194,8 @@ COMMANDS: dict[str, Callable[[_Terminal, str], None]] = {
 }
 
 
-def stats_line(chat: Chat) -> str:
-    """One line of usage for the last reply."""
+def stats_line(chat: Chat, measured: Summary | None = None) -> str:
+    """One line of usage for the last reply, and what the device measured during it."""
     usage = chat.usage
     if usage is None:
         return "nothing was said yet"
@@ -198,8 +205,20 @@ def stats_line(chat: Chat) -> str:
         f" · recalled {usage.recalled_tokens}"
         f" · first token {usage.first_token_seconds * 1e3:.0f} ms"
         f" · {usage.reply_tokens} tokens at {usage.tokens_per_second:.0f} tok/s"
-        f" · cache {used}/{capacity}]"
+        f" · cache {used}/{capacity}{_measured(measured)}]"
     )
+
+
+def _measured(summary: Summary | None) -> str:
+    """Such as " · 6.1 W · 52 °C": as far as it was measured."""
+    if summary is None:
+        return ""
+    parts = [
+        *([] if summary.watts is None else [f"{summary.watts:.1f} W"]),
+        *([] if summary.celsius_most is None else [f"{summary.celsius_most:.0f} °C"]),
+        *([f"throttled: {', '.join(summary.throttled)}"] if summary.throttled else []),
+    ]
+    return "".join(f" · {part}" for part in parts)
 
 
 def warn_if_cut(chat: Chat) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from edgechat.cli.session import (
 )
 from edgechat.cli.signals import Signals
 from edgechat.errors import SettingsError
+from edgechat.runtime.telemetry import Sampler
 from edgechat.settings import DEFAULT_PROFILE, load_profile
 
 
@@ -100,7 +102,12 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object a reply instead of text.")
     ] = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Tell after each reply what it cost (on stderr).")
+        bool,
+        typer.Option(
+            "--stats",
+            help="Tell after each reply what it cost (on stderr), with power and temperature where "
+            "the machine measures them.",
+        ),
     ] = False,
 ) -> None:
     """Hold a conversation. Speed and memory stay flat however long it goes.
@@ -148,13 +155,14 @@ def run(
             max_tokens=max_tokens,
             sampling=settings.sampling,
         )
-    with chat, Signals(chat) as signals, kept(chat, session, signals):
+    measuring = Sampler() if stats else nullcontext()
+    with chat, measuring as sampler, Signals(chat) as signals, kept(chat, session, signals):
         if prompt is None and sys.stdin is not None and sys.stdin.isatty():
-            converse(chat, stats, signals)
+            converse(chat, sampler, signals)
             return
         for text in prompt if prompt is not None else [_read_stdin()]:
             with signals.held():
-                _answer(chat, text, as_json, stats, signals)
+                _answer(chat, text, as_json, sampler, signals)
             if chat.reply is not None and chat.reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
 
@@ -198,17 +206,24 @@ def _read_stdin() -> str:
         raise SettingsError(f"standard input is not UTF-8 text ({error}).") from None
 
 
-def _answer(chat: Chat, text: str, as_json: bool, stats: bool, signals: Signals) -> None:
-    for piece in chat.stream(text):
-        if not as_json:
-            print(piece, end="", flush=True)
-        if signals.ending is not None:
-            break
+def _answer(
+    chat: Chat, text: str, as_json: bool, sampler: Sampler | None, signals: Signals
+) -> None:
+    with nullcontext() if sampler is None else sampler.span() as span:
+        for piece in chat.stream(text):
+            if not as_json:
+                print(piece, end="", flush=True)
+            if signals.ending is not None:
+                break
     assert chat.reply is not None
+    measured = None if span is None else span.summary()
     if as_json:
-        print(json.dumps(dataclasses.asdict(chat.reply), ensure_ascii=False), flush=True)
+        data = dataclasses.asdict(chat.reply)
+        if measured is not None:
+            data["device"] = dataclasses.asdict(measured)
+        print(json.dumps(data, ensure_ascii=False), flush=True)
     else:
         print(flush=True)
     warn_if_cut(chat)
-    if stats:
-        print(stats_line(chat), file=sys.stderr, flush=True)
+    if measured is not None:
+        print(stats_line(chat, measured), file=sys.stderr, flush=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +28,8 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """Text of a conversation; ``special`` tokens (``bos_token``, …) are template variables.
+    """Text of a conversation; ``special`` tokens (``bos_token``, …) are template variables,
+    ``literals`` the strings that the template names.
 
     The clock that ``strftime_now`` sees stands still from creation until ``restart``: a
     conversation's beginning must not change while it is in the cache.
@@ -46,12 +45,13 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = self._strftime
         self._special = special
-        self._mark = f"edgechat-{secrets.token_hex(8)}"
         self.restart()
         try:
             self._template = environment.from_string(source)
+            named = [node.value for node in environment.parse(source).find_all(nodes.Const)]
         except Exception as error:  # jinja compiles to Python, which can refuse it too
             raise TemplateError(f"the chat template is not valid ({error}).") from None
+        self.literals = frozenset(value for value in named if isinstance(value, str))
 
     def restart(self) -> None:
         self.clock = datetime.now()
@@ -63,7 +63,11 @@ class ChatTemplate:
         """The prompt for the next reply to ``messages`` (generation prompt included)."""
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._special
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special,
             )
         except RecursionError:
             raise TemplateError("the chat template calls itself without end.") from None
@@ -73,37 +77,6 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template failed ({type(error).__name__}: {error})."
             ) from None
-
-    def split(self, messages: Sequence[Message]) -> list[str] | None:
-        """The rendered text around the assistant's messages: len(replies) + 1 pieces.
-
-        Replies are rendered as marks and cut out, so that the text around them can be paired
-        with token ids that are never tokenised again. None when the template changes or drops
-        a reply's text so that it cannot be found.
-        """
-        return self._around(messages, ("assistant",))
-
-    def leads(self, messages: Sequence[Message]) -> list[str] | None:
-        """The rendered text in front of each message's own: len(messages) + 1 pieces, the last
-        one behind them all. None when the template changes or drops a message."""
-        try:
-            return self._around(messages, {message["role"] for message in messages})
-        except TemplateError:  # it looks at what messages say
-            return None
-
-    def _around(self, messages: Sequence[Message], roles: Collection[str]) -> list[str] | None:
-        marked: list[Message] = []
-        marks: list[str] = []
-        for message in messages:
-            if message["role"] in roles:
-                marks.append(f"{self._mark}-{len(marks)}-")
-                marked.append({**message, "content": marks[-1]})
-            else:
-                marked.append(message)
-        pieces = re.split(f"{self._mark}-(\\d+)-", self.render(marked))
-        if pieces[1::2] != [str(number) for number in range(len(marks))]:
-            return None
-        return pieces[::2]
 
 
 class _RaisedByTemplate(Exception):

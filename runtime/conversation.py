@@ -301,12 +301,13 @@ class Conversation:
 
         A small change is read in place, and what follows keeps its keys and values.
         """
-        edit = self.transcript.find_edit(ids)
-        if edit is None:
+        cache, edit = self.cache, self.transcript.find_edit(ids)
+        # A change of the last reply alone is often the template's: thinking is not kept.
+        if edit is None or (cache.turns and edit[0] >= cache.turns[-1]):
             return None
         start, stop, new_stop = edit
         end = len(self.transcript) + new_stop - stop
-        cache, changed = self.cache, max(stop, new_stop) - start
+        changed = max(stop, new_stop) - start
         if (
             changed <= self.upkeep.delta_threshold * len(self.transcript)
             and changed <= min(cache.engine.capacity // 2, cache.spare)

@@ -14,6 +14,7 @@ from edgechat.bundle import Bundle
 from edgechat.errors import BundleError, TemplateError
 from edgechat.runtime.chat_template import ChatTemplate, Message
 from edgechat.runtime.detokenizer import Detokenizer
+from edgechat.runtime.placement import Place, Placement
 
 Ids = NDArray[np.int64]
 
@@ -25,6 +26,9 @@ class Turn:
     role: str
     content: str
     ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.ends: list[int] | None = None  # the character behind each of ids, once asked for
 
     @property
     def message(self) -> Message:
@@ -50,28 +54,10 @@ class Prompt:
 
 @dataclass
 class _Piece:
-    """Text between replies; ``ends``: the character behind each token."""
+    """Text that the model did not write; ``ends``: the character behind each token."""
 
-    text: str
     ids: list[int]
     ends: list[int]
-
-    def find(self, content: str, lead: str | None, cursor: int) -> tuple[Span | None, int]:
-        """The tokens of ``content`` behind ``lead`` behind character ``cursor``, and the
-        character behind it."""
-        wanted = content.strip()
-        front = -1 if lead is None else self.text.find(lead, cursor)
-        if front < 0 and not wanted:
-            return None, cursor
-        place = self.text.find(wanted, cursor if front < 0 else front + len(lead or ""))
-        if place < 0:
-            return None, cursor
-        end = place + len(wanted)
-        start = bisect_right(self.ends, place)
-        if not wanted:
-            return (start, start), end
-        # A character may be several tokens, which then all end where it does.
-        return (start, max(bisect_right(self.ends, end), bisect_left(self.ends, end) + 1)), end
 
 
 class TextCodec:
@@ -95,12 +81,14 @@ class TextCodec:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.template: ChatTemplate | None = None
+        self._placement: Placement | None = None
         if "chat_template.jinja" in bundle.manifest.files:
             try:
                 source = bundle.path("chat_template.jinja").read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise BundleError(f"the chat template cannot be read ({error}).") from None
             self.template = ChatTemplate(source, tokens.special)
+            self._placement = Placement(self.template)
         # Token ids of the text around replies, which repeats from turn to turn.
         self._system: tuple[list[str], int] | None = None
         self._memo: dict[str, _Piece] = {}
@@ -130,7 +118,7 @@ class TextCodec:
             anchor, before = "", []
             whole = self.tokenizer.encode(text, add_special_tokens=False)
         ends = [end - len(anchor) for _, end in whole.offsets[len(before) :]]
-        return _Piece(text, list(whole.ids[len(before) :]), ends)
+        return _Piece(list(whole.ids[len(before) :]), ends)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -141,43 +129,76 @@ class TextCodec:
     def prompt(self, turns: Sequence[Turn], aside: bool = False) -> Prompt:
         """Everything the model should have read before it answers.
 
-        ``aside``: the turns are not the conversation, whose tokens stay remembered. Replies
-        appear as the ids that were generated. BOS stands in front exactly once if the template
-        or the tokenizer puts it there.
+        ``aside``: the turns are not the conversation, whose tokens stay remembered. What the
+        template keeps of a reply appears as the ids that were generated. BOS stands in front
+        exactly once if the template or the tokenizer puts it there.
         """
-        if self.template is None:
+        if self._placement is None:
             raise TemplateError(
                 "the bundle has no chat template; export a chat model, or add chat_template.jinja "
                 "to the model folder and export again."
             )
-        messages = [turn.message for turn in turns]
-        pieces = self.template.split(messages)
-        if pieces is None:  # the template rewrites replies: tokenise what it says
-            ids = self._with_bos(self.encode(self.template.render(messages)))
-            return Prompt(np.asarray(ids, dtype=np.int64), [None] * len(turns), [len(ids)])
+        text, places = self._placement.place([turn.message for turn in turns])
+        ids: list[int] = []
+        ends: list[int] = []  # the character of ``text`` behind each token
         memo: dict[str, _Piece] = {}
-        ids, spans = [], []
-        left = list(turns)
-        leads: Sequence[str | None] = self.template.leads(messages) or [None] * len(turns)
-        for index, text in enumerate(pieces):
-            piece = memo[text] = self._memo.get(text) or self._encode_piece(text, index > 0)
-            cursor, base = 0, len(ids)
-            ids += piece.ids
-            while left and left[0].role != "assistant":
-                lead = leads[len(turns) - len(left)]
-                span, cursor = piece.find(left.pop(0).content, lead, cursor)
-                spans.append(None if span is None else (base + span[0], base + span[1]))
-            if left:
-                reply = left.pop(0)
-                start = len(ids)
-                ids += self.encode(reply.content) if reply.ids is None else reply.ids
-                spans.append((start, len(ids)))
+        done = 0
+
+        def add_text(stop: int) -> None:
+            if not (gap := text[done:stop]):
+                return
+            piece = memo[gap] = self._memo.get(gap) or self._encode_piece(gap, done > 0)
+            ids.extend(piece.ids)
+            ends.extend(done + end for end in piece.ends)
+
+        for place in places:
+            start, stop, kept = self._said(turns[place.message], place)
+            if not kept:
+                continue
+            if text[done:start].endswith(" ") and self._leads_with_space(kept[0]):
+                start -= 1
+            add_text(start)
+            ids += kept
+            ends += [stop] * len(kept)
+            done = stop
+        add_text(len(text))
         if not aside:
             self._memo = memo
+        spans: list[Span | None] = [None] * len(turns)
+        for place in places:
+            first, last = _token_span(ends, place.start, place.stop)
+            known = spans[place.message] or (first, last)
+            spans[place.message] = min(first, known[0]), max(last, known[1])
         shift = len(self._with_bos(ids[:1])) - len(ids[:1])
         ids = self._with_bos(ids)
         spans = [None if s is None else (s[0] + shift, s[1] + shift) for s in spans]
         return Prompt(np.asarray(ids, dtype=np.int64), spans, self._starts(ids, spans))
+
+    def _said(self, turn: Turn, place: Place) -> tuple[int, int, list[int]]:
+        """The generated ids that make up ``place``, and where in the prompt their text stands
+        (start, stop); fewer than all where the template cut through a token."""
+        ids, source, end = turn.ids, place.source, place.source + place.stop - place.start
+        if ids is None or (source == 0 and end == len(turn.content)):
+            return place.start, place.stop, ids or []
+        if turn.ends is None:
+            detokenizer, position, turn.ends = self.detokenizer(), 0, []
+            for token in ids:
+                position += len(detokenizer.push(token))
+                turn.ends.append(position)
+            if ids:
+                turn.ends[-1] += len(detokenizer.flush())
+        ends = [0, *turn.ends]  # the characters at which tokens meet
+        first = bisect_left(ends, source)
+        if ends[-1] != len(turn.content) or first == len(ends):
+            return place.start, place.start, []
+        last = bisect_left(ends, ends[bisect_right(ends, end) - 1])
+        offset = place.start - source
+        return offset + ends[first], offset + ends[last], ids[first:last]
+
+    def _leads_with_space(self, token: int) -> bool:
+        """Whether ``token``, in front of which SentencePiece shows no space, means one."""
+        alone, behind = self.decode([token]), self.decode([*self.encode("x"), token])
+        return behind.endswith(" " + alone) and bool(alone)
 
     def _starts(self, ids: list[int], spans: list[Span | None]) -> list[int]:
         """Where turns start: at the template's last mark in front of each text, if it is near."""
@@ -187,7 +208,7 @@ class TextCodec:
                 continue
             marks = [i for i in range(max(0, span[0] - HEADER), span[0]) if ids[i] in self.marks]
             starts.append(marks[-1] if marks else span[0])
-        return starts
+        return sorted(starts)
 
     def system_ids(self, system: Sequence[Turn]) -> Ids:
         """The tokens in front of the first message, whatever it says."""
@@ -217,3 +238,13 @@ class TextCodec:
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
+
+
+def _token_span(ends: list[int], start: int, stop: int) -> Span:
+    """The tokens that hold characters ``start`` … ``stop - 1``, where ``ends`` are the
+    characters behind each."""
+    first = bisect_right(ends, start)
+    if start == stop:
+        return first, first
+    # A character may be several tokens, which then all end where it does.
+    return first, max(bisect_right(ends, stop), bisect_left(ends, stop) + 1)

@@ -50,15 +50,3 @@ def test_the_clock_stands_still_until_restart() -> None:
     assert template.render(USER) == first
     template.restart()
     assert template.render(USER) != first
-
-
-def test_split_finds_the_text_around_replies() -> None:
-    source = "{% for m in messages %}[{{ m.role }}:{{ m.content | trim }}]{% endfor %}>"
-    turns = [*USER, {"role": "assistant", "content": "  x "}, *USER]
-    pieces = ChatTemplate(source, {}).split(turns)
-    assert pieces == ["[user:<a> & b][assistant:", "][user:<a> & b]>"]
-
-
-def test_split_admits_when_a_template_rewrites_replies() -> None:
-    source = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
-    assert ChatTemplate(source, {}).split([{"role": "assistant", "content": "x"}]) is None

@@ -135,6 +135,7 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # what the file says, not the family's
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

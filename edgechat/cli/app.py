@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edgechat import __version__
-from edgechat.cli import bench, cache, evaluate, export, inspect, profiles, run
+from edgechat.cli import bench, cache, evaluate, export, inspect, profiles, run, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +38,7 @@ app.command("export", no_args_is_help=True)(export.export)
 app.command("run", no_args_is_help=True)(run.run)
 app.command("eval", no_args_is_help=True)(evaluate.eval_command)
 app.command("bench", no_args_is_help=True)(bench.bench)
+app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("inspect", no_args_is_help=True)(inspect.inspect)
 app.command("profiles")(profiles.profiles)
 app.command("cache", no_args_is_help=True)(cache.cache)

@@ -84,6 +84,14 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter merged at export; ``sha256`` is of its weights."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class FileInfo:
     size: int
     sha256: str
@@ -107,6 +115,7 @@ class Manifest:
     tokens: Tokens
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+    adapter: Adapter | None = None
     compact: Graph | None = None
     """Moves kept slots to the front, for engines whose cache is not in host memory."""
 

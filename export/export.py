@@ -33,7 +33,7 @@ from edgechat.export.quantize.calibration import evaluation_text, windows
 from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.size import OTHERS, data_bytes
 from edgechat.export.sources import Source, TextFiles
-from edgechat.export.sources.base import load_tokenizer, read_checked
+from edgechat.export.sources.base import check_tensors, check_tied, load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, Ids
 from edgechat.export.targets import check_options
 from edgechat.paths import remove_leftovers
@@ -99,6 +99,8 @@ def export_model(
     tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
     tokens = _tokens(spec, text, tokenizer)
     weights = architecture.weights(spec, partial(read_checked, source), source.config)
+    check_tensors(source, weights)
+    check_tied(source, weights)
     bos = tokens.bos if tokens.adds_bos else None
     static = backend.is_tensorrt
     recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
@@ -137,6 +139,7 @@ def export_model(
             tokens=tokens,
             files={name: file_info(folder / name) for name in names},
             quantization=recipe.report(),
+            adapter=source.adapter,
         )
         write_manifest(folder, manifest)
         written = load_bundle(folder)  # what was written must load

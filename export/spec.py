@@ -162,6 +162,17 @@ class Weights(Protocol[L_co]):
 ModelWeights = Weights[Linear]
 
 
+class SourceWeights(ModelWeights, Protocol):
+    """Weights as a source has them.
+
+    ``shapes`` names every tensor they are made of; ``shared_table`` is the one that is both
+    embedding and head, None where they are two.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    shared_table: str | None
+
+
 class TensorReader(Protocol):
     """Reads one named tensor of a source as float32; the name is a Hugging Face name."""
 
@@ -174,4 +185,4 @@ class Architecture:
 
     model_types: tuple[str, ...]
     spec: Callable[[dict[str, Any], int | None], DecoderSpec]
-    weights: Callable[[DecoderSpec, TensorReader, dict[str, Any]], ModelWeights]
+    weights: Callable[[DecoderSpec, TensorReader, dict[str, Any]], SourceWeights]

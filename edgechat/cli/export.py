@@ -71,6 +71,13 @@ def export(
             "context length; on a Jetson, where it is the only one, at most 2,048."
         ),
     ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            help="A PEFT LoRA folder (adapter_config.json, adapter_model.safetensors) to merge "
+            "into the model."
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="Take --kv and --capacity from this profile, such as small-cpu."),
@@ -110,7 +117,7 @@ def export(
     signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
     backend = check_options(chosen, kv, capacity, target)
-    source = open_source(model, console.print)
+    source = open_source(model, console.print, adapter)
     suffix = chosen if target == "cpu" else f"{target}-{chosen}"
     folder = (
         output.expanduser()

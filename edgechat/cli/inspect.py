@@ -101,6 +101,7 @@ def _model(m: Manifest) -> list[tuple[str, str]]:
     return [
         ("name", m.name),
         ("architecture", f"{m.architecture} (from {m.source})"),
+        *([("adapter", f"{m.adapter.name} (merged)")] if m.adapter else []),
         ("precision", f"weights {m.precision}, KV cache {m.kv_dtype}"),
         ("layers", f"{d.num_layers} x hidden {d.hidden_size}, MLP {d.intermediate_size}"),
         ("attention", f"{d.num_heads} heads, {d.num_kv_heads} KV heads of size {d.head_dim}"),

@@ -58,8 +58,42 @@ def with_biases(layout: Layout, values: dict[str, Any]) -> Layout:
     return replace(layout, biased=frozenset(biased))
 
 
+def tensor_shapes(spec: DecoderSpec, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Every tensor that is read, by name; nothing else has to be in a checkpoint."""
+    s, n, hidden = spec, layout, spec.hidden_size
+    heads = (s.q_size, s.kv_size) if n.whole_qk_norm else (s.head_dim, s.head_dim)
+    in_front = [n.attn_norm, n.mlp_norm]
+    norms = dict.fromkeys([*in_front, n.attn_post_norm, n.mlp_post_norm], hidden)
+    norms |= {n.q_norm: heads[0], n.k_norm: heads[1]}
+    linears = {n.o: (hidden, s.q_size), n.down: (hidden, s.intermediate_size)}
+    inner = [s.intermediate_size] * (1 + s.gated)
+    for names, sizes in ((n.qkv, [s.q_size, s.kv_size, s.kv_size]), (n.gate_up, inner)):
+        rows = sizes if len(names) > 1 else [sum(sizes)]
+        linears |= {name: (size, hidden) for name, size in zip(names, rows, strict=True)}
+    of_layer: dict[str, tuple[int, ...]] = {}
+    for norm, size in norms.items():
+        if norm is not None:
+            of_layer[f"{norm}.weight"] = (size,)
+            if s.layer_norm and norm in in_front:
+                of_layer[f"{norm}.bias"] = (size,)
+    for name, shape in linears.items():
+        of_layer[f"{name}.weight"] = shape
+        if name in n.biased:
+            of_layer[f"{name}.bias"] = shape[:1]
+    result: dict[str, tuple[int, ...]] = {f"{n.embedding}.weight": (s.vocab_size, hidden)}
+    for index in range(s.num_layers):
+        prefix = f"{n.layers}.{index}."
+        result |= {prefix + name: shape for name, shape in of_layer.items()}
+    result[f"{n.final_norm}.weight"] = (hidden,)
+    if s.layer_norm:
+        result[f"{n.final_norm}.bias"] = (hidden,)
+    if not s.tied_embeddings:
+        result[f"{n.head}.weight"] = (s.vocab_size, hidden)
+    return result
+
+
 class CheckpointWeights:
-    """Weights of ``spec`` by the names of ``layout``.
+    """Weights of ``spec`` by the names of ``layout``; ``shapes`` are the tensors they are made of.
 
     LayerNorm becomes RMSNorm, exactly: a vector's mean is taken out of it once the mean over the
     outputs is taken out of everything that writes to the residual stream, and the norm's bias
@@ -68,69 +102,68 @@ class CheckpointWeights:
 
     def __init__(self, spec: DecoderSpec, read: TensorReader, layout: Layout) -> None:
         self._spec, self._read, self._layout = spec, read, layout
+        self.shapes = tensor_shapes(spec, layout)
+        tied = spec.tied_embeddings or layout.head == layout.embedding
+        self.shared_table = f"{layout.embedding}.weight" if tied else None
 
     def embedding(self) -> Array:
-        table = self._table(self._layout.embedding)
+        table = self._get(f"{self._layout.embedding}.weight")
         return _centred(table, axis=1) if self._spec.layer_norm else table
 
     def head(self) -> Linear:
-        return self._behind(self._layout.final_norm, Linear(self._table(self._layout.head)))
+        table = self._get(f"{self._layout.head}.weight")
+        return self._behind(self._layout.final_norm, Linear(table))
 
     def final_norm(self) -> Array:
-        gain = self._gain(self._layout.final_norm, self._spec.hidden_size)
-        return gain * np.float32(self._layout.logit_scale)
+        return self._gain(self._layout.final_norm) * np.float32(self._layout.logit_scale)
 
     def layer(self, index: int) -> LayerWeights[Linear]:
         s, n, prefix = self._spec, self._layout, f"{self._layout.layers}.{index}."
-        hidden, inner = s.hidden_size, s.intermediate_size
 
-        def norm(name: str | None, size: int = hidden) -> Array | None:
-            return None if name is None else self._gain(prefix + name, size)
+        def norm(name: str | None) -> Array | None:
+            return None if name is None else self._gain(prefix + name)
 
-        def reads(names: tuple[str, ...], sizes: list[int], norm: str | None) -> Linear:
-            shapes = sizes if len(names) > 1 else [sum(sizes)]
-            parts = zip(names, shapes, strict=True)
-            linear = self._linear(prefix, [(name, (rows, hidden)) for name, rows in parts])
+        def reads(names: tuple[str, ...], norm: str | None) -> Linear:
+            linear = self._linear(prefix, names)
             return linear if norm is None else self._behind(prefix + norm, linear)
 
-        qkv = reads(n.qkv, [s.q_size, s.kv_size, s.kv_size], n.attn_norm)
-        qkv = _ungrouped(s, qkv) if n.grouped_qkv else qkv
-        heads = (s.q_size, s.kv_size) if n.whole_qk_norm else (s.head_dim, s.head_dim)
+        qkv = reads(n.qkv, n.attn_norm)
         result = LayerWeights(
             attn_norm=norm(n.attn_norm),
-            qkv=qkv,
-            o=self._writes(prefix, n.o, s.q_size),
+            qkv=_ungrouped(s, qkv) if n.grouped_qkv else qkv,
+            o=self._writes(prefix, n.o),
             mlp_norm=norm(n.mlp_norm),
-            gate_up=reads(n.gate_up, [inner] * (1 + s.gated), n.mlp_norm),
-            down=self._writes(prefix, n.down, inner),
-            q_norm=norm(n.q_norm, heads[0]),
-            k_norm=norm(n.k_norm, heads[1]),
+            gate_up=reads(n.gate_up, n.mlp_norm),
+            down=self._writes(prefix, n.down),
+            q_norm=norm(n.q_norm),
+            k_norm=norm(n.k_norm),
             attn_post_norm=norm(n.attn_post_norm),
             mlp_post_norm=norm(n.mlp_post_norm),
         )
         rotary = s.rotary[index]
         return result if rotary is None or all(rotary.inv_freq) else _paired(s, rotary, result)
 
-    def _table(self, name: str) -> Array:
-        return self._read(f"{name}.weight", (self._spec.vocab_size, self._spec.hidden_size))
+    def _get(self, name: str) -> Array:
+        return self._read(name, self.shapes[name])
 
-    def _gain(self, name: str, size: int) -> Array:
-        return self._read(f"{name}.weight", (size,)) + np.float32(self._layout.norm_offset)
+    def _gain(self, name: str) -> Array:
+        return self._get(f"{name}.weight") + np.float32(self._layout.norm_offset)
 
-    def _linear(self, prefix: str, parts: list[tuple[str, tuple[int, int]]]) -> Linear:
-        """The stacked rows of ``parts``, which have biases either all or none."""
-        weight = np.concatenate([self._read(f"{prefix}{n}.weight", shape) for n, shape in parts])
-        if parts[0][0] not in self._layout.biased:
+    def _linear(self, prefix: str, names: tuple[str, ...]) -> Linear:
+        """The stacked rows of ``names``, which have biases either all or none."""
+        weight = _stacked([self._get(f"{prefix}{name}.weight") for name in names])
+        if names[0] not in self._layout.biased:
             return Linear(weight)
-        biases = [self._read(f"{prefix}{n}.bias", shape[:1]) for n, shape in parts]
-        return Linear(weight, np.concatenate(biases))
+        return Linear(weight, _stacked([self._get(f"{prefix}{name}.bias") for name in names]))
 
-    def _writes(self, prefix: str, name: str, size: int) -> Linear:
-        """A projection of ``size`` features to the residual stream."""
-        linear = self._linear(prefix, [(name, (self._spec.hidden_size, size))])
+    def _writes(self, prefix: str, name: str) -> Linear:
+        """A projection to the residual stream."""
+        linear = self._linear(prefix, (name,))
         scale = np.float32(self._layout.residual_scale)
-        weight, bias = linear.weight * scale, linear.bias
-        bias = None if bias is None else bias * scale
+        weight, bias = linear.weight, linear.bias
+        if scale != 1:
+            weight = weight * scale
+            bias = None if bias is None else bias * scale
         if self._spec.layer_norm:
             weight = _centred(weight, axis=0)
             bias = None if bias is None else _centred(bias, axis=0)
@@ -140,8 +173,12 @@ class CheckpointWeights:
         """``linear`` with the bias of the LayerNorm before it moved into its own."""
         if not self._spec.layer_norm:
             return linear
-        shift = linear.weight @ self._read(f"{norm}.bias", (self._spec.hidden_size,))
+        shift = linear.weight @ self._get(f"{norm}.bias")
         return Linear(linear.weight, shift if linear.bias is None else linear.bias + shift)
+
+
+def _stacked(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _centred(x: Array, axis: int) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 from edgechat.errors import UnsupportedModelError
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 EPS, ACTIVATION = ("layer_norm_epsilon", 1e-5), ("activation", "gelu")
 
@@ -36,7 +36,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     )
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     two = values.get("new_decoder_architecture") and values.get("num_ln_in_parallel_attn") != 1
     norms = ("input_layernorm", "input_layernorm" if spec.parallel else "post_attention_layernorm")
     attn_norm, mlp_norm = ("ln_attn", "ln_mlp") if two else norms

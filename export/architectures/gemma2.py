@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, with_biases
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -48,7 +48,7 @@ def with_gemma(config: Config, spec: DecoderSpec) -> DecoderSpec:
     )
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     return CheckpointWeights(spec, read, with_biases(LAYOUT, values))
 
 

@@ -14,7 +14,7 @@ from edgechat.export.architectures.config import (
     windows_of,
 )
 from edgechat.export.architectures.gemma2 import ACTIVATION, KNOWN, LAYOUT, with_gemma
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 
@@ -39,7 +39,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return result
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     layout = dataclasses.replace(LAYOUT, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
     return CheckpointWeights(spec, read, with_biases(layout, values))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 EPS, ACTIVATION = ("layer_norm_eps", 1e-5), ("hidden_act", "gelu")
 
@@ -34,7 +34,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     )
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     embedding = "gpt_neox.embed_in"
     qkv, o = "attention.query_key_value", "attention.dense"
     up, down = "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"

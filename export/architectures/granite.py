@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, with_biases
 from edgechat.export.architectures.config import Config, base_spec
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
@@ -23,7 +23,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return result
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     config = Config(values)
     layout = Layout(
         residual_scale=config.number("residual_multiplier", 1.0),

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, with_biases
 from edgechat.export.architectures.config import Config, base_spec
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 
 def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
@@ -17,7 +17,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return dataclasses.replace(result, post_norms=True)
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     layout = Layout(
         attn_norm=None,
         q_norm="self_attn.q_norm",

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {"original_max_position_embeddings": 4096}
 
@@ -29,7 +29,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return dataclasses.replace(result, windows=windows)
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     layout = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
     return CheckpointWeights(spec, read, layout)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {"num_key_value_heads": 32, "sliding_window": 4096}
 
@@ -27,7 +27,7 @@ def upper_windows(config: Config, layers: int) -> tuple[int, ...]:
     return windows if config.flag("use_sliding_window") else (0,) * layers
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     layout = Layout()
     return CheckpointWeights(spec, read, Layout(biased=frozenset(layout.qkv)))
 

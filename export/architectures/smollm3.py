@@ -8,7 +8,7 @@ from typing import Any
 from edgechat.errors import SourceError
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout, with_biases
 from edgechat.export.architectures.config import Config, base_spec, layer_windows
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {"num_key_value_heads": 4}
 
@@ -31,7 +31,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return dataclasses.replace(result, windows=windows, rotary=rotary)
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     return CheckpointWeights(spec, read, with_biases(Layout(), values))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgechat.export.architectures.checkpoint import CheckpointWeights, Layout
 from edgechat.export.architectures.config import Config, base_spec
-from edgechat.export.spec import Architecture, DecoderSpec, ModelWeights, TensorReader
+from edgechat.export.spec import Architecture, DecoderSpec, TensorReader
 
 DEFAULTS: dict[str, Any] = {"num_key_value_heads": 32}
 
@@ -22,7 +22,7 @@ def spec(values: dict[str, Any], capacity: int | None) -> DecoderSpec:
     return dataclasses.replace(result, layer_norm=True, parallel=parallel, tied_embeddings=False)
 
 
-def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> ModelWeights:
+def weights(spec: DecoderSpec, read: TensorReader, values: dict[str, Any]) -> CheckpointWeights:
     layout = Layout()
     if values.get("tie_word_embeddings"):
         layout = dataclasses.replace(layout, head=layout.embedding)

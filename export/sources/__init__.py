@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgechat.errors import SourceError
+from edgechat.export.sources.adapter import AdaptedSource
 from edgechat.export.sources.base import Source, TextFiles
 from edgechat.export.sources.gguf_file import GGUFFile
 from edgechat.export.sources.hf_folder import HFFolder
@@ -13,11 +14,17 @@ from edgechat.export.sources.hub import Say, download, looks_like_hub_id, smollm
 __all__ = ["Source", "TextFiles", "open_source"]
 
 
-def open_source(model: str, say: Say) -> Source:
+def open_source(model: str, say: Say, adapter: Path | None = None) -> Source:
     """The source for a folder, a ``.gguf`` file, a hub id or the alias ``smollm2``.
 
     A path that exists always wins over a hub id. ``say`` receives one line for each fetch.
+    ``adapter`` is a PEFT LoRA folder that is merged into the model.
     """
+    base = _open(model, say)
+    return base if adapter is None else AdaptedSource(base, adapter)
+
+
+def _open(model: str, say: Say) -> Source:
     path = Path(model).expanduser()
     if path.exists():
         return _open_path(path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
+from edgechat.bundle import Adapter
 from edgechat.errors import SourceError, UnsupportedModelError
 from edgechat.export.sources.base import TextFiles
 from edgechat.export.sources.gguf_families import FAMILIES, GEMMA_27B_LAYERS, Family
@@ -30,6 +32,8 @@ class GGUFFile:
     """Metadata as a config, tensors by Hugging Face name; the file stays memory-mapped."""
 
     kind = "gguf"
+    adapter: Adapter | None = None
+    changed: frozenset[str] = frozenset()
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         if not path.is_file():
@@ -46,10 +50,14 @@ class GGUFFile:
         self.config = self._config()
         self._gguf_names = self._name_map()
 
+    def names(self) -> Collection[str]:
+        return self._gguf_names.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(size) for size in reversed(self._tensors[self._gguf_names[name]].shape))
+
     def tensor(self, name: str) -> Array:
-        stored = self._gguf_names.get(name)
-        if stored is None:
-            raise SourceError(f"tensor {name} is missing from {self._path}; download it again.")
+        stored = self._gguf_names[name]
         tensor = self._tensors[stored]
         try:
             value = gguf.quants.dequantize(tensor.data, tensor.tensor_type)

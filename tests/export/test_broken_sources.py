@@ -92,19 +92,51 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "AutoTokenizer"),
     "cut tokenizer": (lambda f: cut(f / "tokenizer.json"), "tokenizer"),
+    "unknown weights": (
+        lambda f: edit_tensors(f, lambda t: t.update({"score.weight": np.ones((2, 64), "f")})),
+        "gives no place to (score.weight)",
+    ),
+    "too few layers": (lambda f: edit_config(f, num_hidden_layers=2), "and 6 more"),
+    "a head beside a tied one": (
+        lambda f: edit_config(f, tie_word_embeddings=True),
+        "tie_word_embeddings to false",
+    ),
     "shard outside": (
-        lambda f: (f / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {"model.norm.weight": "../x.safetensors"}})
-        ),
+        lambda f: edit_index(f, lambda m: m.update({"model.norm.weight": "../x.safetensors"})),
         "outside the model folder",
     ),
     "missing shard": (
-        lambda f: (f / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {"model.norm.weight": "x.safetensors"}})
-        ),
+        lambda f: edit_index(f, lambda m: m.update({"model.norm.weight": "x.safetensors"})),
         "x.safetensors is missing",
     ),
+    "index with a tensor too many": (
+        lambda f: edit_index(f, lambda m: m.update({"model.x": m["model.norm.weight"]})),
+        "not where it says (model.x)",
+    ),
+    "index without a tensor": (
+        lambda f: edit_index(f, lambda m: m.pop("model.norm.weight")),
+        "does not name model.norm.weight",
+    ),
+    "index without a map": (lambda f: edit_index(f, lambda m: m.clear()), "no weight_map"),
+    "a tensor in two shards": (
+        lambda f: edit_index(f, lambda m: m.update({"model.x": copy_shard(f)})),
+        "is in both",
+    ),
 }
+
+
+def edit_index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Turn the one file into a shard with an index, and change that."""
+    file = folder / "model.safetensors"
+    mapping: dict[str, Any] = dict.fromkeys(load_file(file), "model-1.safetensors")
+    file.rename(folder / "model-1.safetensors")
+    change(mapping)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
+
+
+def copy_shard(folder: Path) -> str:
+    (folder / "model-2.safetensors").write_bytes((folder / "model-1.safetensors").read_bytes())
+    return "model-2.safetensors"
 
 
 @pytest.mark.parametrize("case", BREAK)

@@ -10,9 +10,9 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgechat.errors import TemplateError
+from edgechat.runtime.template_sandbox import TemplateSandbox
 
 Message = dict[str, str]
 
@@ -36,7 +36,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = self._sandbox = TemplateSandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
@@ -49,6 +49,8 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             named = [node.value for node in environment.parse(source).find_all(nodes.Const)]
+        except TemplateError:
+            raise
         except Exception as error:  # jinja compiles to Python, which can refuse it too
             raise TemplateError(f"the chat template is not valid ({error}).") from None
         self.literals = frozenset(value for value in named if isinstance(value, str))
@@ -61,14 +63,21 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the next reply to ``messages`` (generation prompt included)."""
+        self._sandbox.begin()
+        pieces = []
         try:
-            return self._template.render(
+            for piece in self._template.generate(
                 messages=messages,
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
                 **self._special,
-            )
+            ):
+                self._sandbox.spend(len(piece))
+                pieces.append(piece)
+            return "".join(pieces)
+        except TemplateError:
+            raise
         except RecursionError:
             raise TemplateError("the chat template calls itself without end.") from None
         except _RaisedByTemplate as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,26 @@ from edgechat.settings import Settings
 def needs_importance(settings: Settings) -> bool:
     """Whether the engine has to give signals."""
     return settings.make_policy().needs_importance or settings.recalls
+
+
+def make_engine(
+    bundle: Bundle, capacity: int, threads: int | None = None, importance: bool = False
+) -> Engine:
+    """The engine that speaks the bundle's dialect, with one row of ``capacity`` slots.
+
+    TensorRT's is built first where this machine has none yet, which takes minutes and is told by
+    a warning of the logger ``edgechat``. Raises EngineError when the backend is missing.
+    """
+    if bundle.manifest.graph.dialect.startswith("tensorrt"):
+        from edgechat.runtime.tensorrt.engines import ensure_engines
+
+        engines = ensure_engines(bundle, say=logging.getLogger("edgechat").warning)
+        from edgechat.runtime.tensorrt_engine import TensorRtEngine
+
+        return TensorRtEngine(bundle, engines, capacity, importance)
+    from edgechat.runtime.onnx_engine import OnnxEngine
+
+    return OnnxEngine(bundle, capacity, threads=threads, importance=importance)
 
 
 def make_cache(bundle: Bundle, settings: Settings, engine: Engine, codec: TextCodec) -> KVCache:

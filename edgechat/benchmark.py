@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.assembly import make_engine
 from edgechat.bundle import Bundle
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import OnnxEngine, usable_cores
+from edgechat.runtime.onnx_engine import usable_cores
 from edgechat.runtime.policies import make_policy
 
 Ids = NDArray[np.int64]
@@ -59,7 +60,7 @@ class Bench:
 
     def __init__(self, bundle: Bundle, capacity: int, threads: int | None, rounds: int) -> None:
         start = time.perf_counter()
-        self.engine = OnnxEngine(bundle, capacity, threads=threads)
+        self.engine = make_engine(bundle, capacity, threads)
         self.load_seconds = time.perf_counter() - start
         self.threads = threads or usable_cores()
         self._rounds = rounds

@@ -144,7 +144,7 @@ class _NoEngine:
     def step(self, *_: object) -> NoReturn:
         raise NotImplementedError
 
-    compact = read = step
+    compact = read = sibling = most_tokens = step
 
     def write(self, row: int, start: int, kv: KV, origin: int) -> None:
         pass

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edgechat.assembly import make_cache, needs_importance
+from edgechat.assembly import make_cache, make_engine, needs_importance
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.cache_map import MappedTurn, map_cache
 from edgechat.errors import EdgechatError, SessionError, SettingsError
 from edgechat.runtime.conversation import Conversation
+from edgechat.runtime.engine import Engine
 from edgechat.runtime.reply import Reply, Usage
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.session_file import UNSOUND, load_state, save_state
@@ -21,9 +22,6 @@ from edgechat.runtime.text import TextCodec
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
 from edgechat.validate import build
 from edgechat.warm_up import warm_up
-
-if TYPE_CHECKING:
-    from edgechat.runtime.onnx_engine import OnnxEngine
 
 __all__ = ["Chat", "Reply", "SamplingSettings", "Usage"]
 
@@ -45,18 +43,13 @@ class Chat:
         settings: Settings,
         capacity: int,
         system: str | None,
-        engine: OnnxEngine | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        from edgechat.runtime.onnx_engine import OnnxEngine
-
         self.settings = settings
         self._bundle = bundle
         self._codec = TextCodec(bundle)
-        self._engine = engine or OnnxEngine(
-            bundle,
-            capacity,
-            threads=settings.threads,
-            importance=needs_importance(settings),
+        self._engine = engine or make_engine(
+            bundle, capacity, settings.threads, needs_importance(settings)
         )
         self._conversation = Conversation(
             make_cache(bundle, settings, self._engine, self._codec),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.assembly import make_engine
 from edgechat.bundle import Bundle
 from edgechat.errors import SettingsError
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.text import TextCodec
 from edgechat.settings import Settings
 
@@ -68,11 +68,8 @@ class Reader:
 
     def __init__(self, bundle: Bundle, settings: Settings, capacity: int) -> None:
         self._policy = settings.make_policy()
-        self._engine = OnnxEngine(
-            bundle,
-            capacity,
-            threads=settings.threads,
-            importance=self._policy.needs_importance,
+        self._engine = make_engine(
+            bundle, capacity, settings.threads, self._policy.needs_importance
         )
 
     def read(self, ids: Ids) -> Iterator[Logits]:

@@ -55,7 +55,6 @@ class GraphRunner:
             feeds["position_ids"] = positions[None]
         index = np.arange(count) if all_logits else np.array([count - 1])
         if self.bundle.manifest.has_importance:
-            index = np.concatenate([np.arange(count - 1), index])
             feeds["targets"] = tokens[None, 1:]
         feeds["output_index"] = index[None, :, None]
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):

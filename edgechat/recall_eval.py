@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from edgechat.assembly import make_cache, needs_importance
+from edgechat.assembly import make_cache, make_engine, needs_importance
 from edgechat.bundle import Bundle
 from edgechat.errors import SettingsError
 from edgechat.paths import read_text
 from edgechat.runtime.conversation import Conversation
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.sampling import Sampler, SamplingSettings
 from edgechat.runtime.slots import inside
@@ -90,11 +89,8 @@ class Subject:
                 f"the test needs a cache of {capacity:,} tokens, the bundle allows {most:,}; "
                 "export with --capacity or test shorter distances."
             )
-        self.engine = OnnxEngine(
-            bundle,
-            capacity,
-            threads=settings.threads,
-            importance=needs_importance(self.settings),
+        self.engine = make_engine(
+            bundle, capacity, settings.threads, needs_importance(self.settings)
         )
 
     def cache(self) -> KVCache:
@@ -221,7 +217,7 @@ def make_filler(bundle: Bundle, questions: Path, progress: Progress) -> list[tup
         raise SettingsError(f"{questions} has {len(asked)} questions; {FILLER} are needed.")
     codec = TextCodec(bundle)
     capacity = min(1024, bundle.manifest.max_capacity)
-    cache = KVCache(OnnxEngine(bundle, capacity), make_policy("window", 4))
+    cache = KVCache(make_engine(bundle, capacity), make_policy("window", 4))
     talk = Conversation(cache, codec)
     sampler = Sampler(SamplingSettings(temperature=0, repeat_penalty=1.15), codec.size)
     said = []

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.bundle import Manifest
+from edgechat.errors import EngineError
+
 Tokens = NDArray[np.int64]
 Slots = NDArray[np.int64]
 Logits = NDArray[np.float32]
@@ -48,6 +51,9 @@ class Engine(Protocol):
     signals: Signals | None
     """Of the last step; None unless the engine was made to give them."""
 
+    def most_tokens(self, all_logits: bool) -> int:
+        """Most tokens a step can feed; fewer, mostly, when the logits of all are asked for."""
+
     def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
         """Feed ``tokens`` [B, S] behind the ``lengths`` [B] valid slots of each row.
 
@@ -66,5 +72,23 @@ class Engine(Protocol):
         """Put ``kv`` as ``read`` gave it for the slots from ``origin`` on to those from ``start``
         on; keys are rotated to their new place."""
 
+    def sibling(self) -> Engine:
+        """An engine with buffers of its own and the same weights in memory."""
+
     def close(self) -> None:
         """Release buffers and session; the engine must not be used afterwards."""
+
+
+def check_capacity(manifest: Manifest, capacity: int, importance: bool) -> None:
+    """EngineError unless the bundle allows a cache that long, and gives signals if asked to."""
+    if not 2 <= capacity <= manifest.max_capacity:
+        raise EngineError(
+            f"a KV cache of {capacity:,} tokens does not fit this bundle, which allows 2 to "
+            f"{manifest.max_capacity:,}; choose a smaller window or export with --capacity."
+        )
+    if importance and not manifest.has_importance:
+        raise EngineError(
+            "the bundle was exported with --no-importance, so the policy 'key' and recall "
+            "cannot work; export it again without that option, or use the policy 'window' and "
+            "0 recall blocks (--policy window --recall-blocks 0)."
+        )

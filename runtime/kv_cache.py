@@ -84,7 +84,7 @@ class KVCache:
         while done < len(ids):
             if self.room == 0:
                 self.make_room(self._evict)
-            count = self._next_chunk(len(ids) - done)
+            count = self._next_chunk(len(ids) - done, all_logits)
             yield self._step(ids[None, done : done + count], all_logits)
             done += count
 
@@ -280,10 +280,11 @@ class KVCache:
         mean: NDArray[np.float32] = self.slots.hidden[chosen].mean(axis=0)
         return mean
 
-    def _next_chunk(self, left: int) -> int:
+    def _next_chunk(self, left: int, all_logits: bool) -> int:
         """Tokens the next step feeds of ``left``."""
         alone = self.slots.length == 0 and self.engine.first_alone
-        return min(left, self.room, 1 if alone else PREFILL_CHUNK)
+        most = min(PREFILL_CHUNK, self.engine.most_tokens(all_logits))
+        return min(left, self.room, 1 if alone else most)
 
     def _drop(self, gone: NDArray[np.bool_]) -> None:
         if not gone.any():

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
 from edgechat.runtime import huge_pages
-from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens
-from edgechat.runtime.rotation import rotate_keys
+from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
+from edgechat.runtime.rotation import move_keys, rotate_keys, turns
 
-Cosines = NDArray[np.float32]
 ORT_TYPES = {
     "tensor(float)": "float32",
     "tensor(int64)": "int64",
@@ -52,17 +51,7 @@ class OnnxEngine:
         session: Any = None,
     ) -> None:
         manifest = bundle.manifest
-        if not 2 <= capacity <= manifest.max_capacity:
-            raise EngineError(
-                f"a KV cache of {capacity:,} tokens does not fit this bundle, which allows 2 to "
-                f"{manifest.max_capacity:,}; choose a smaller window or export with --capacity."
-            )
-        if importance and not manifest.has_importance:
-            raise EngineError(
-                "the bundle was exported with --no-importance, so the policy 'key' and recall "
-                "cannot work; export it again without that option, or use the policy 'window' and "
-                "0 recall blocks (--policy window --recall-blocks 0)."
-            )
+        check_capacity(manifest, capacity, importance)
         self.rows, self.capacity = rows, capacity
         self.signals: Signals | None = None
         self._importance = importance
@@ -89,6 +78,9 @@ class OnnxEngine:
         ]
         self._decode = _Binding(self, 1, False)
         self._prefill: _Binding | None = None
+
+    def most_tokens(self, all_logits: bool) -> int:
+        return self.capacity
 
     def step(self, tokens: Tokens, lengths: NDArray[np.int32], all_logits: bool = False) -> Logits:
         count = tokens.shape[1]
@@ -119,14 +111,14 @@ class OnnxEngine:
             return
         first = int(moved.argmax())
         shift = np.arange(first, len(kept)) - kept[first:]
-        turns = self._turns(shift)
+        by_layer = turns(self._rotary, self._layers, shift)
         target = slice(first, len(kept))
         source: slice | Slots = kept[first:]
         if (shift == shift[0]).all():  # one block, as a window leaves it: no gathering
             source = slice(int(kept[first]), int(kept[-1]) + 1)
         for layer in range(self._layers):
             keys, values = self._kv[layer, 0, row], self._kv[layer, 1, row]
-            keys[:, target] = rotate_keys(keys[:, source], *turns[layer])
+            keys[:, target] = rotate_keys(keys[:, source], *by_layer[layer])
             values[:, target] = values[:, source]
 
     def read(self, row: int, start: int, count: int) -> KV:
@@ -135,28 +127,10 @@ class OnnxEngine:
     def write(self, row: int, start: int, kv: KV, origin: int) -> None:
         count = kv.shape[3]
         target = self._kv[:, :, row, :, start : start + count]
-        if start == origin:
-            target[:] = kv  # as it is: turning clips int8 codes
-            return
-        target[:, 1] = kv[:, 1]
-        turns = self._turns(np.array([start - origin]))
-        if all(turn is turns[0] for turn in turns):
-            target[:, 0] = rotate_keys(kv[:, 0], *turns[0])
-            return
-        for layer, turn in enumerate(turns):
-            target[layer, 0] = rotate_keys(kv[layer, 0], *turn)
-
-    def _turns(self, shift: Slots) -> list[tuple[Cosines, Cosines]]:
-        """Each layer's cos and sin [n, R / 2] that move keys by ``shift`` [n] positions; R is 0
-        in a layer without rotary."""
-        none = np.ones((len(shift), 0), dtype=np.float32)
-        turns = [(none, none)] * self._layers
-        for rotary in self._rotary:
-            angles = shift[:, None] * np.asarray(rotary.inv_freq, dtype=np.float64)
-            turn = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-            for layer in rotary.layers:
-                turns[layer] = turn
-        return turns
+        if start != origin:  # else as it is: turning clips int8 codes
+            shift = np.array([start - origin])
+            kv = move_keys(kv, turns(self._rotary, self._layers, shift))
+        target[:] = kv
 
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.bundle import Rotary
+
 Array = NDArray[np.float32]
 Keys = NDArray[Any]
+Turn = tuple[Array, Array]  # cos and sin [n, R / 2]
 
 
 def rotate_keys(keys: Keys, cos: Array, sin: Array) -> Keys:
@@ -29,4 +33,28 @@ def rotate_keys(keys: Keys, cos: Array, sin: Array) -> Keys:
     result[..., half : 2 * half] += first * sin
     if keys.dtype == np.int8:
         return np.rint(result, out=result).clip(-127, 127).astype(np.int8)
+    return result
+
+
+def turns(rotary: Sequence[Rotary], layers: int, shift: NDArray[np.int64]) -> list[Turn]:
+    """Each layer's cos and sin [n, R / 2] that move keys by ``shift`` [n] positions; R is 0 in a
+    layer without rotary."""
+    none = np.ones((len(shift), 0), dtype=np.float32)
+    found = [(none, none)] * layers
+    for one in rotary:
+        angles = shift[:, None] * np.asarray(one.inv_freq, dtype=np.float64)
+        turn = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        for layer in one.layers:
+            found[layer] = turn
+    return found
+
+
+def move_keys(kv: Keys, turns: Sequence[Turn]) -> Keys:
+    """``kv`` [layers, 2, H, n, D] with each layer's keys rotated by its turn; float32, or codes."""
+    result = kv.astype(np.int8 if kv.dtype == np.int8 else np.float32)
+    if all(turn is turns[0] for turn in turns):
+        result[:, 0] = rotate_keys(kv[:, 0], *turns[0])
+        return result
+    for layer, turn in enumerate(turns):
+        result[layer, 0] = rotate_keys(kv[layer, 0], *turn)
     return result

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.evaluate import read_ids
-from edgechat.export.rtx_builder import GPUS, build_compact_engine, build_decoder_engine
 from edgechat.graph_runner import GraphRunner
 from edgechat.runtime.onnx_engine import usable_cores
+from edgechat.runtime.tensorrt.build import RTX_GPUS, build_ahead
 
 CONTEXT = 2048
 
@@ -31,7 +31,7 @@ CONTEXT = 2048
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE")
-    parser.add_argument("--gpu", action="append", choices=GPUS, help="default: SM86 and SM120")
+    parser.add_argument("--gpu", action="append", choices=RTX_GPUS, help="default: SM86 and SM120")
     parser.add_argument("--perplexity", type=Path, metavar="BOOK", help="measure, build nothing")
     parser.add_argument("--tokens", type=int, default=8192, help="of BOOK (default: 8192)")
     args = parser.parse_args()
@@ -62,9 +62,8 @@ def _measure(bundles: Sequence[Bundle], text: str, tokens: int) -> None:
 
 def _row(bundle: Bundle, gpu: str) -> str:
     start = time.monotonic()
-    built = build_decoder_engine(bundle, gpu)
+    built, _ = build_ahead(bundle, gpu)
     seconds = time.monotonic() - start
-    build_compact_engine(bundle, gpu)
     manifest, megabytes = bundle.manifest, len(built.engine) / 1e6
     embedding = manifest.dims.vocab_size * manifest.dims.hidden_size
     weights = (manifest.weight_bytes_per_token + embedding) / 1e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edgechat import __version__
-from edgechat.cli import bench, cache, evaluate, export, inspect, profiles, run, verify
+from edgechat.cli import bench, build, cache, evaluate, export, inspect, profiles, run, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +35,7 @@ def options(
 
 
 app.command("export", no_args_is_help=True)(export.export)
+app.command("build", no_args_is_help=True)(build.build)
 app.command("run", no_args_is_help=True)(run.run)
 app.command("eval", no_args_is_help=True)(evaluate.eval_command)
 app.command("bench", no_args_is_help=True)(bench.bench)

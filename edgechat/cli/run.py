@@ -13,6 +13,7 @@ import typer
 
 from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
+from edgechat.cli.build import prepare
 from edgechat.cli.interactive import converse, stats_line, warn_if_cut
 from edgechat.cli.session import (
     check_resumable,
@@ -119,6 +120,9 @@ def run(
     """
     if session is not None:
         check_session_path(session)
+    loaded = load_bundle(bundle)
+    if loaded.manifest.graph.dialect.startswith("tensorrt"):
+        prepare(loaded)
     sampling = {
         "temperature": temp,
         "top_k": top_k,

@@ -24,16 +24,21 @@ class Common:
     _outputs: Tensors
 
     def _declare(
-        self, lengths: Tensors, cache: tuple[Tensors, Tensors], capacity: int | str
+        self,
+        lengths: Tensors,
+        cache: tuple[Tensors, Tensors],
+        capacity: int | str,
+        outputs: str = OUTPUTS,
     ) -> None:
         """Name the graph's inputs and outputs: ``lengths`` tell how full the cache is, whose
-        tensors, one entry for all layers, are ``cache`` = (inputs, outputs)."""
+        tensors, one entry for all layers, are ``cache`` = (inputs, outputs); ``outputs`` names
+        the number of positions ``output_index`` lists."""
         vocab, hidden = self._spec.vocab_size, self._spec.hidden_size
         self._inputs = (
             TensorInfo("input_ids", "int64", (BATCH, STEPS)),
             TensorInfo("position_ids", "int64", (BATCH, STEPS)),
             *lengths,
-            TensorInfo("output_index", "int64", (BATCH, OUTPUTS, 1)),
+            TensorInfo("output_index", "int64", (BATCH, outputs, 1)),
             *cache[0],
         )
         self._outputs = (TensorInfo("logits", "float32", (BATCH, LOGITS, vocab)), *cache[1])

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgechat.bundle import SURPRISAL_IDS, TensorInfo
 from edgechat.export.dialects import signals, tensorrt_signals
-from edgechat.export.dialects.common import BATCH, Common, Tensors
+from edgechat.export.dialects.common import BATCH, LOGITS, Common, Tensors
 from edgechat.export.dialects.tensorrt_products import Products, Stored
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
@@ -47,7 +47,8 @@ class TensorRt(Products, Common, ABC):
         self._embedding = Stored("")
         self._masses: list[str] = []
         self._grouped_masks: dict[int, str] = {}
-        self._declare((TensorInfo("cache_length", "int64", (BATCH,)),), self._cache(), capacity)
+        lengths = (TensorInfo("cache_length", "int64", (BATCH,)),)
+        self._declare(lengths, self._cache(), capacity, LOGITS)
         self._rotary = {
             rotary: self._rotary_tables(rotary, f".{index}" if index else "")
             for index, rotary in enumerate(spec.rotaries)
@@ -130,6 +131,18 @@ class TensorRt(Products, Common, ABC):
         x = graph.node("Transpose", [self._attend(layer, q, k, v)], perm=[0, 2, 1, 3])
         return str(graph.node("Reshape", [x, graph.constant(np.array([0, 0, s.q_size]))]))
 
+    def select(self, x: str) -> str:
+        """The L positions of ``output_index``, and behind them the first Q, for surprisal.
+
+        Listing both in one input would hide from TensorRT that L is 1: it would plan memory and
+        kernels for the logits of a whole chunk.
+        """
+        picked = super().select(x)
+        if not self._importance:
+            return picked
+        first = tensorrt_signals.rows(self._graph, x, None, "targets")
+        return str(self._graph.node("Concat", [picked, first], axis=1))
+
     def activation(self, gate_up: str) -> str:
         if not self._spec.gated:
             return self._act(gate_up)
@@ -140,7 +153,8 @@ class TensorRt(Products, Common, ABC):
     def logits(self, x: str, head: AnyLinear | None) -> None:
         graph, read = self._graph, x
         if self._importance:
-            read, x = signals.split_rows(graph, x)
+            read = tensorrt_signals.rows(graph, x, "output_index", None)
+            x = tensorrt_signals.rows(graph, x, None, "output_index")
         if head is None:
             stored = self._embedding
             self._read_bytes += self._table.size * self._dtype.itemsize

@@ -143,7 +143,7 @@ def test_rows_of_different_length_take_a_step_together(
         "input_ids": IDS[[[60, 61], [70, 71]]],
         "position_ids": np.array([[30, 31], [12, 13]]),
         "cache_length": np.array([30, 12]),
-        "output_index": np.array([[[0], [1]]] * 2),
+        "output_index": np.array([[[1]]] * 2),
         "targets": IDS[[[61], [71]]],
     }
     for layer in range(3):
@@ -220,6 +220,6 @@ def test_the_commands_make_show_and_refuse_to_run_a_bundle(
     shown = edgechat("inspect", bundle).stdout
     assert all(text in shown for text in ("tensorrt_10_15", "present_key.{i}", "float16"))
     refused = edgechat("run", bundle, "--prompt", "Hi", code=1).stderr
-    assert "tensorrt_10_15" in refused
-    assert "on a Jetson: export with --target cpu" in refused
+    assert "TensorRT cannot be loaded" in refused or "'tensorrt' found here is empty" in refused
+    assert "export it with --target cpu" in refused
     assert len(refused.strip().splitlines()) == 1

@@ -10,7 +10,8 @@ from tiny_models import MODELS, write_model
 
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
-from edgechat.export.rtx_builder import build_compact_engine, build_decoder_engine, load_rtx
+from edgechat.runtime.tensorrt.api import load_rtx
+from edgechat.runtime.tensorrt.build import build_ahead
 
 GPUS = ("SM86", "SM120")
 FORMS = [("jetson-jp7", "int8"), ("jetson-jp7", "fp16"), ("jetson-jp6", "int8")]
@@ -33,11 +34,11 @@ def test_engines_are_built_for_two_gpus(
     bundle = export_model(source, tmp_path / "b", precision, target=target)
     layers = bundle.manifest.dims.num_layers
     for gpu in GPUS:
-        built = build_decoder_engine(bundle, gpu)
+        built, compact = build_ahead(bundle, gpu)
         assert built.cache_updates == (2 * layers if target == "jetson-jp7" else 0)
         assert built.fused_attentions == 2 * layers  # one for each profile
         assert built.fused_weights >= (layers if precision.startswith("int8") else 0)
-        assert build_compact_engine(bundle, gpu).engine
+        assert compact.engine
 
 
 @pytest.mark.parametrize("target", ["jetson-jp7", "jetson-jp6"])
@@ -46,19 +47,19 @@ def test_engines_of_every_architecture_are_built(name: str, target: str, tmp_pat
     write_model(tmp_path, name)
     bundle = export_model(open_source(str(tmp_path), print), tmp_path / "b", target=target)
     layers = bundle.manifest.dims.num_layers
-    built = build_decoder_engine(bundle, "SM86")
+    built, compact = build_ahead(bundle, "SM86")
     assert built.cache_updates == (2 * layers if target == "jetson-jp7" else 0)
     assert built.fused_weights >= layers
     # kernels with a soft cap there are none, and none for one KV head in plain operators
     plain = name == "gemma2" or (name, target) == ("falcon", "jetson-jp6")
     assert built.fused_attentions == (0 if plain else 2 * layers)
-    assert build_compact_engine(bundle, "SM86").engine
+    assert compact.engine
 
 
 def test_a_graph_without_importance_is_built(tiny_folder: Path, tmp_path: Path) -> None:
     source = open_source(str(tiny_folder), print)
     bundle = export_model(source, tmp_path / "b", target="jetson-jp7", importance=False)
-    assert build_decoder_engine(bundle, "SM86").engine
+    assert all(built.engine for built in build_ahead(bundle, "SM86"))
 
 
 def test_a_refusal_is_one_sentence(tiny_folder: Path, tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_refusal_is_one_sentence(tiny_folder: Path, tmp_path: Path) -> None:
     next(n for n in model.graph.node if n.op_type == "Attention").output.append("present")
     onnx.save(model, bundle.path("model.onnx"))
     with pytest.raises(EngineError, match="one output") as caught:
-        build_decoder_engine(bundle, "SM86")
+        build_ahead(bundle, "SM86")
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -81,6 +82,6 @@ def test_the_real_int8_engine_holds_its_weights_once(smollm2_gguf: Path, tmp_pat
     dims = bundle.manifest.dims
     weights = bundle.manifest.weight_bytes_per_token + dims.vocab_size * dims.hidden_size
     for gpu in GPUS:
-        built = build_decoder_engine(bundle, gpu)
+        built, _ = build_ahead(bundle, gpu)
         assert len(built.engine) < 1.45 * weights
         assert built.cache_updates == built.fused_attentions == built.fused_weights == 60

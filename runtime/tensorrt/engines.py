@@ -1,0 +1,236 @@
+"""Engines kept in the bundle, under the TensorRT, the GPU and the bundle they were built for.
+
+    BUNDLE/engines/tensorrt-10.16.1-orin-sm87-0123456789abcdef/{decoder,compact}.engine
+    BUNDLE/engines/tensorrt-10.16.1-orin-sm87.timings
+
+An engine folder appears complete or not at all. What does not fit or is damaged is built again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgechat.bundle import Bundle, FileInfo, file_info
+from edgechat.errors import BundleError, EngineError
+from edgechat.paths import beside, remove_leftovers
+from edgechat.runtime.cuda import Cuda, Device
+from edgechat.runtime.tensorrt import api as loader
+from edgechat.runtime.tensorrt.build import (
+    Built,
+    Options,
+    build_compact_engine,
+    build_decoder_engine,
+)
+from edgechat.validate import Invalid, build
+
+FACTS = "engine.json"
+FILES = ("decoder.engine", "compact.engine")
+NEEDED = {"tensorrt_10_3": (10, 3), "tensorrt_10_15": (10, 15)}  # by dialect
+LARGEST_TIMINGS = 64 << 20  # bytes
+WORKSPACE = 512 << 20  # bytes a kernel may use besides inputs and outputs
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an engine was built of and for; it runs nowhere else."""
+
+    tensorrt: str
+    gpu: str
+    compute_capability: tuple[int, int]
+    bundle: str
+    files: dict[str, FileInfo]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The folder with the engines of one bundle for one TensorRT and one GPU."""
+
+    folder: Path
+
+    @property
+    def decoder(self) -> Path:
+        return self.folder / FILES[0]
+
+    @property
+    def compact(self) -> Path:
+        return self.folder / FILES[1]
+
+
+def check_buildable(bundle: Bundle, api: Any = None) -> None:
+    """EngineError unless the bundle is for TensorRT, in a precision and for a version (that of
+    ``api``, if given) that builds it."""
+    manifest = bundle.manifest
+    dialect = manifest.graph.dialect
+    if dialect not in NEEDED:
+        raise EngineError(
+            f"{bundle.folder} is not for TensorRT and needs no building; export with --target "
+            "jetson-jp7 or jetson-jp6 for TensorRT."
+        )
+    if manifest.precision == "fp32":
+        raise EngineError(
+            "TensorRT builds no float32 attention: this bundle is only for comparing on ONNX "
+            "Runtime; export with --precision int8 or fp16."
+        )
+    needed = NEEDED[dialect]
+    if api is not None and loader.version(api) < needed:
+        raise EngineError(
+            f"the bundle needs TensorRT {needed[0]}.{needed[1]} or later, here is "
+            f"{api.__version__}; export with --target jetson-jp6, or update JetPack."
+        )
+
+
+def ensure_engines(
+    bundle: Bundle,
+    options: Options | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    rebuild: bool = False,
+) -> Engines:
+    """The engines of ``bundle`` for this machine, built if there are none, or to ``rebuild``.
+
+    Raises EngineError where TensorRT, the driver or the GPU is missing or refuses the bundle,
+    BundleError when the engines cannot be written.
+    """
+    check_buildable(bundle)
+    api = loader.load_tensorrt()
+    check_buildable(bundle, api)
+    cuda = Cuda()
+    device = cuda.device
+    cuda.close()
+    found = find_engines(bundle, api, device)
+    if isinstance(found, Engines) and not rebuild:
+        return found
+    reason = "asked to" if isinstance(found, Engines) else found
+    say(
+        f"{reason}: building with TensorRT {api.__version__} for {device.name}; this takes some "
+        "minutes, and the engine is kept in the bundle"
+    )
+    return build_engines(bundle, api, device, options, say)
+
+
+def find_engines(bundle: Bundle, api: Any, device: Device) -> Engines | str:
+    """The engines for this machine, or why there are none to use."""
+    folder = _folder(bundle, api, device)
+    if not folder.is_dir():
+        return "there is no engine for this TensorRT, GPU and bundle yet"
+    try:
+        facts = build(Facts, json.loads((folder / FACTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, Invalid):
+        return "the engine's description is damaged"
+    wanted = _facts(bundle, api, device, facts.files)
+    if facts != wanted or set(facts.files) != set(FILES):
+        return "the engine was built for another TensorRT, GPU or bundle"
+    for name, info in facts.files.items():
+        try:
+            if file_info(folder / name) != info:
+                return f"{name} is damaged"
+        except OSError:
+            return f"{name} is missing"
+    return Engines(folder)
+
+
+def build_engines(
+    bundle: Bundle,
+    api: Any,
+    device: Device,
+    options: Options | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Engines:
+    """Build both engines for this machine and keep them, in place of any that were there.
+
+    Engines of another content of this bundle go: nothing can load them any more. Raises
+    EngineError when TensorRT refuses, BundleError when the folder cannot be written.
+    """
+    check_buildable(bundle, api)
+    options = options or Options(workspace=WORKSPACE)
+    folder = _folder(bundle, api, device)
+    timings = folder.parent / (folder.name.rpartition("-")[0] + ".timings")
+    temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        remove_leftovers(folder)
+        _require_space(bundle)
+        temporary.mkdir()
+        built = []
+        for name, make in zip(FILES, (build_decoder_engine, build_compact_engine), strict=True):
+            say(f"building {name}")
+            options = dataclasses.replace(options, timings=_read(timings))
+            one = make(api, bundle, options)
+            (temporary / name).write_bytes(one.engine)
+            _keep(timings, one)
+            built.append(one)
+        files = {name: file_info(temporary / name) for name in FILES}
+        facts = _facts(bundle, api, device, files)
+        text = json.dumps(dataclasses.asdict(facts), indent=1)
+        (temporary / FACTS).write_text(text + "\n", encoding="utf-8")
+        _swap(temporary, folder)
+        _remove_outdated(folder, bundle)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        raise BundleError(
+            f"the engine could not be written to {folder.parent} ({reason}); free some space, or "
+            "copy the bundle to where you may write."
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Engines(folder)
+
+
+def _folder(bundle: Bundle, api: Any, device: Device) -> Path:
+    gpu = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")[:40]
+    capability = "".join(map(str, device.compute_capability))
+    version = re.sub(r"[^0-9A-Za-z.]+", "-", str(api.__version__))[:20]
+    name = f"tensorrt-{version}-{gpu}-sm{capability}-{bundle.identity[:16]}"
+    return bundle.folder.absolute() / "engines" / name
+
+
+def _facts(bundle: Bundle, api: Any, device: Device, files: dict[str, FileInfo]) -> Facts:
+    version, identity = str(api.__version__), bundle.identity
+    return Facts(version, device.name, device.compute_capability, identity, files)
+
+
+def _require_space(bundle: Bundle) -> None:
+    """An engine is at most 1.45 times the weights, and the compact one small."""
+    weights = sum(info.size for info in bundle.manifest.files.values())
+    needed = weights * 3 // 2
+    free = shutil.disk_usage(bundle.folder).free
+    if free < needed:
+        raise BundleError(
+            f"{bundle.folder} has {free >> 20:,} MiB free but the engine may take "
+            f"{needed >> 20:,} MiB; free some space."
+        )
+
+
+def _read(timings: Path) -> bytes:
+    """What earlier builds measured; empty when there is nothing of use."""
+    if not timings.is_file() or timings.stat().st_size > LARGEST_TIMINGS:
+        return b""
+    return timings.read_bytes()
+
+
+def _keep(timings: Path, built: Built) -> None:
+    with beside(timings) as temporary:
+        temporary.write_bytes(built.timings)
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Rename into place; an old folder is moved aside first and removed last."""
+    old = folder.with_name(f".{folder.name}.partial-old-{os.getpid()}")
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_outdated(folder: Path, bundle: Bundle) -> None:
+    for other in folder.parent.glob("tensorrt-*-*"):
+        if other.is_dir() and not other.name.endswith(bundle.identity[:16]):
+            shutil.rmtree(other, ignore_errors=True)

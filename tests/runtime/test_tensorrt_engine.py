@@ -1,0 +1,289 @@
+"""The TensorRT engine does what the ONNX Runtime engine does.
+
+On a simulated device (see simulated_device.py), and on a real GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_device import SimulatedCuda, SimulatedTensorRt, Status
+
+from edgechat.bundle import Bundle, load_bundle
+from edgechat.chat import Chat
+from edgechat.errors import EngineError
+from edgechat.export import export_model, open_source
+from edgechat.runtime.engine import Engine
+from edgechat.runtime.kv_cache import KVCache
+from edgechat.runtime.onnx_engine import OnnxEngine
+from edgechat.runtime.policies import make_policy
+from edgechat.runtime.sampling import SamplingSettings
+from edgechat.settings import Settings
+
+TARGETS = ("jetson-jp7", "jetson-jp6")
+NATIVE = ("edgechat.runtime.tensorrt.context", "edgechat.runtime.tensorrt_engine")
+CAPACITY = 96
+IDS = np.random.default_rng(0).integers(3, 259, size=200)
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def bundles(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One model for each target in float32, so that differences are the engine's own."""
+    folder = tmp_path_factory.mktemp("targets")
+    source = open_source(str(tiny_folder), print)
+    return {
+        target: export_model(source, folder / target, "fp32", capacity=160, target=target).folder
+        for target in ("cpu", *TARGETS)
+    }
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
+    """A simulated GPU and TensorRT; at the end all memory must have been given back."""
+    cuda = SimulatedCuda()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    monkeypatch.setitem(sys.modules, "tensorrt", SimulatedTensorRt(cuda))
+    for name in NATIVE:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield cuda
+    assert not cuda.blocks
+    assert not cuda.graphs
+    assert not cuda.streams
+
+
+@pytest.fixture
+def open_engine(cuda: SimulatedCuda, tmp_path: Path) -> Iterator[Open]:
+    opened: list[Engine] = []
+
+    def make(folder: Path, capacity: int = CAPACITY, importance: bool = True) -> Engine:
+        from edgechat.runtime.tensorrt.build import (
+            Options,
+            build_compact_engine,
+            build_decoder_engine,
+        )
+        from edgechat.runtime.tensorrt.engines import Engines
+        from edgechat.runtime.tensorrt_engine import TensorRtEngine
+
+        bundle, api = load_bundle(folder), sys.modules["tensorrt"]
+        engines = Engines(tmp_path)
+        engines.decoder.write_bytes(build_decoder_engine(api, bundle, Options()).engine)
+        engines.compact.write_bytes(build_compact_engine(api, bundle, Options()).engine)
+        engine = TensorRtEngine(bundle, engines, capacity, importance)
+        opened.append(engine)
+        return engine
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def reference(bundles: dict[str, Path], capacity: int = CAPACITY) -> OnnxEngine:
+    return OnnxEngine(load_bundle(bundles["cpu"]), capacity, threads=1, importance=True)
+
+
+def steps(engine: Engine, *pieces: int) -> list[np.ndarray]:
+    """Logits after each of successive pieces of IDS."""
+    found, length = [], 0
+    for count in pieces:
+        ids = IDS[None, length : length + count]
+        found.append(engine.step(ids, np.array([length], dtype=np.int32))[0, -1].copy())
+        length += count
+    return found
+
+
+def same_cache(one: Engine, other: Engine, count: int) -> None:
+    a, b = (engine.read(0, 0, count) for engine in (one, other))
+    assert np.abs(a - b).max(initial=0) < 1e-4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_steps_of_many_lengths_give_the_logits_the_signals_and_the_cache(
+    target: str, bundles: dict[str, Path], open_engine: Open
+) -> None:
+    engine, other = open_engine(bundles[target]), reference(bundles)
+    pieces = (20, 1, 1, 1, 7, 20, 1, 20, 1, 7, 7, 3, 1, 1)
+    length = 0
+    for count in pieces:
+        ids, lengths = IDS[None, length : length + count], np.array([length], dtype=np.int32)
+        logits, expected = engine.step(ids, lengths), other.step(ids, lengths)
+        assert np.abs(logits - expected).max() < 1e-4
+        length += count
+        for name, theirs in vars(other.signals).items():
+            ours = getattr(engine.signals, name)[:, : theirs.shape[1]]
+            used = length if name == "attention_mass" else None
+            assert np.abs(ours[:, :used] - theirs[:, :used]).max(initial=0) < 1e-3, name
+    same_cache(engine, other, length)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shapes_in_use_become_graphs_that_are_launched(
+    target: str, bundles: dict[str, Path], open_engine: Open, cuda: SimulatedCuda
+) -> None:
+    engine = open_engine(bundles[target])
+    steps(engine, *[1] * 10)
+    assert (cuda.calls["cudaGraphInstantiate"], cuda.calls["cudaGraphLaunch"]) == (1, 9)
+    for _ in range(4):
+        steps(engine, 30)
+    assert (cuda.calls["cudaGraphInstantiate"], cuda.calls["cudaGraphLaunch"]) == (2, 11)
+    for count in range(2, 40):  # many shapes, each three times: old graphs go
+        for _ in range(3):
+            steps(engine, count)
+    assert len(cuda.graphs) <= 8
+    allocated = cuda.calls["cudaMalloc"]
+    steps(engine, *[1] * 5)
+    assert cuda.calls["cudaMalloc"] == allocated
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kept", [range(60), [0, 1, *range(30, 60)], [0, 5, 9, 20, 58], [59], []])
+def test_compaction_moves_and_turns(
+    target: str, kept: Any, bundles: dict[str, Path], open_engine: Open
+) -> None:
+    engine, other = open_engine(bundles[target]), reference(bundles)
+    slots = np.array(list(kept), dtype=np.int64)
+    for one in (engine, other):
+        steps(one, 60)
+        one.compact(0, slots)
+    same_cache(engine, other, len(slots))
+    after = np.array([len(slots)], dtype=np.int32)
+    ours, theirs = (one.step(IDS[None, 60:65], after) for one in (engine, other))
+    assert np.abs(ours - theirs).max() < 1e-4
+
+
+def test_compaction_in_several_goes(
+    bundles: dict[str, Path], open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgechat.runtime.tensorrt.build.MOST_KEPT", 7)
+    engine, other = open_engine(bundles["jetson-jp7"]), reference(bundles)
+    kept = np.array([0, 1, 2, *range(10, 50), 55, 57])
+    for one in (engine, other):
+        steps(one, 60)
+        one.compact(0, kept)
+        one.compact(0, np.arange(3, len(kept)))  # right behind: nothing may be overwritten early
+    same_cache(engine, other, len(kept) - 3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_slots_are_read_and_written_at_other_places(
+    target: str, bundles: dict[str, Path], open_engine: Open
+) -> None:
+    engine, other = open_engine(bundles[target]), reference(bundles)
+    for one in (engine, other):
+        steps(one, 60)
+        block = one.read(0, 10, 25)
+        one.write(0, 60, block, 10)
+        one.write(0, 2, block[..., :4, :], 10)
+    same_cache(engine, other, 85)
+    half = engine.read(0, 0, 5).astype(np.float16)  # as an archive keeps it
+    engine.write(0, 1, half, 0)
+    with pytest.raises(EngineError, match="another shape"):
+        engine.write(0, CAPACITY + 60, block, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_cache_streams_rewinds_and_evaluates_as_on_the_cpu(
+    target: str, bundles: dict[str, Path], open_engine: Open
+) -> None:
+    caches = [
+        KVCache(engine, make_policy("key", 4, 12))
+        for engine in (open_engine(bundles[target], 48), reference(bundles, 48))
+    ]
+    for cache in caches:
+        cache.feed(IDS)
+        cache.rewind(195)
+    ours, theirs = (cache.feed(IDS[:9]).copy() for cache in caches)
+    assert (caches[0].slots.index == caches[1].slots.index).all()
+    assert np.abs(ours - theirs).max() < 1e-3
+    ours, theirs = (
+        np.concatenate(
+            [x.copy() for x in KVCache(c.engine, c.policy).feed_chunks(IDS[:40], all_logits=True)]
+        )
+        for c in caches
+    )
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() < 1e-4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_whole_conversation_is_the_one_of_the_cpu(
+    target: str, bundles: dict[str, Path], open_engine: Open, tmp_path: Path
+) -> None:
+    """Greedy replies, evictions, recall, an edit, a fork and a session."""
+    settings = Settings(
+        cache_window=CAPACITY - 4,
+        archive_mib=8,
+        threads=1,
+        max_tokens=12,
+        sampling=SamplingSettings(temperature=0, repeat_penalty=1),
+    )
+
+    def talk(engine: Engine, bundle: Path) -> list[str]:
+        with Chat(load_bundle(bundle), settings, CAPACITY, "Be brief.", engine) as chat:
+            said = [chat.say(f"word {i} and more of it").text for i in range(8)]
+            chat.edit(12, "another word")
+            said.append(chat.say("once more").text)
+            with chat.fork() as other:
+                said += [other.say("aside").text, chat.say("go on").text]
+            chat.save(tmp_path / "a.session")
+            assert chat.usage is not None
+            assert chat.usage.evicted_tokens + chat.usage.reused_tokens > 0
+            return said
+
+    expected = talk(reference(bundles), bundles["cpu"])
+    assert talk(open_engine(bundles[target]), bundles[target]) == expected
+
+
+def test_failures_are_one_sentence_and_give_everything_back(
+    bundles: dict[str, Path], open_engine: Open, cuda: SimulatedCuda
+) -> None:
+    folder = bundles["jetson-jp7"]
+    cases = [
+        ("cudaGetDeviceCount", Status.cudaErrorInsufficientDriver, "no NVIDIA driver"),
+        ("cudaGetDeviceCount", Status.cudaErrorNoDevice, "no NVIDIA GPU"),
+        ("cudaMalloc", Status.cudaErrorMemoryAllocation, "out of memory"),
+        ("cudaHostAlloc", Status.cudaErrorMemoryAllocation, "out of memory"),
+    ]
+    for name, status, message in cases:
+        cuda.failing = {name: status}
+        with pytest.raises(EngineError, match=message) as caught:
+            open_engine(folder)
+        assert len(str(caught.value).splitlines()) == 1
+        assert not cuda.blocks
+    cuda.failing = {}
+    cuda.memory = 1000
+    with pytest.raises(EngineError, match="MiB are free"):
+        open_engine(folder)
+    cuda.memory = 1 << 30
+    engine = open_engine(folder)
+    cuda.failing = {"cudaStreamSynchronize": Status.cudaErrorLaunchFailure}
+    with pytest.raises(EngineError, match="cudaErrorLaunchFailure"):
+        steps(engine, 5)
+    cuda.failing = {}
+
+
+def test_an_engine_of_another_model_is_refused(
+    bundles: dict[str, Path], open_engine: Open, tmp_path: Path
+) -> None:
+    from edgechat.runtime.tensorrt.engines import Engines
+    from edgechat.runtime.tensorrt_engine import TensorRtEngine
+
+    open_engine(bundles["jetson-jp6"])  # leaves its files in tmp_path
+    with pytest.raises(EngineError, match="contract at 'new_key"):
+        TensorRtEngine(load_bundle(bundles["jetson-jp7"]), Engines(tmp_path), CAPACITY)
+
+
+def test_a_real_gpu(bundles: dict[str, Path]) -> None:
+    """The same conversation on the TensorRT that is installed, in float16."""
+    from edgechat.runtime.tensorrt.engines import ensure_engines
+
+    bundle: Bundle = load_bundle(bundles["jetson-jp7"])
+    try:
+        ensure_engines(bundle)
+    except EngineError as error:
+        pytest.skip(f"no TensorRT or GPU here: {error}")

@@ -5,7 +5,18 @@ from __future__ import annotations
 import typer
 
 from edgechat import __version__
-from edgechat.cli import bench, build, cache, evaluate, export, inspect, profiles, run, verify
+from edgechat.cli import (
+    bench,
+    build,
+    cache,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    profiles,
+    run,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,4 +53,5 @@ app.command("bench", no_args_is_help=True)(bench.bench)
 app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("inspect", no_args_is_help=True)(inspect.inspect)
 app.command("profiles")(profiles.profiles)
+app.command("doctor")(doctor.doctor)
 app.command("cache", no_args_is_help=True)(cache.cache)

@@ -233,3 +233,12 @@ def _meminfo(root: Path) -> dict[str, int]:
         if words and words[0].isdecimal() and words[1:] == ["kB"]:
             found[name] = int(words[0]) * 1024
     return found
+
+
+def highest_clocks(root: Path = Path("/")) -> tuple[float | None, float | None]:
+    """Highest MHz that the CPU and the GPU may run at: the power mode lowers it."""
+    limits = _glob(root, "sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq")
+    cpu = max(filter(None, map(number, limits)), default=0)
+    clock, _ = _gpu_files(root)
+    gpu = None if clock is None else number(clock.with_name("max_freq"))
+    return cpu / 1e3 or None, gpu / 1e6 if gpu else None

@@ -1,0 +1,99 @@
+"""What a bundle needs to run with some settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgechat.assembly import needs_importance
+from edgechat.bundle import Bundle, load_bundle
+from edgechat.cli.inspect import memory_plan
+from edgechat.doctor.gap import Gap, gap_of
+from edgechat.errors import BundleError, EngineError, SettingsError
+from edgechat.runtime.engine import check_capacity
+from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable
+from edgechat.settings import Settings
+
+TARGETS = {  # of edgechat export, by dialect
+    "ort_cpu": "cpu",
+    "ort_cuda": "cuda",
+    "tensorrt_10_15": "jetson-jp7",
+    "tensorrt_10_3": "jetson-jp6",
+}
+PROVIDERS = {"ort_cpu": "CPUExecutionProvider", "ort_cuda": "CUDAExecutionProvider"}
+INT8_KV = (1, 32)  # the first ONNX Runtime whose attention reads an int8 cache
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``provider``: of ONNX Runtime, in at least the version ``onnxruntime``; ``tensorrt``: the
+    oldest version that takes it. Sizes in bytes: ``memory`` for weights and buffers while it runs,
+    ``engine_disk`` for the engine that TensorRT builds. ``gaps``: what is wrong with the bundle
+    or the settings, on every machine."""
+
+    dialect: str
+    provider: str | None = None
+    onnxruntime: tuple[int, int] | None = None
+    tensorrt: tuple[int, int] | None = None
+    memory: int | None = None
+    engine_disk: int | None = None
+    capacity: int | None = None
+    precision: str | None = None
+    kv_dtype: str | None = None
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def oldest(self) -> str:
+        """The oldest TensorRT, such as 10.3."""
+        return ".".join(map(str, self.tensorrt or ()))
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.dialect != "ort_cpu"
+
+
+def dialect_needs(dialect: str) -> Needs:
+    """Of any bundle that speaks ``dialect``."""
+    return Needs(dialect, provider=PROVIDERS.get(dialect), tensorrt=NEEDED.get(dialect))
+
+
+def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
+    """Of ``bundle``, whose files are compared with their checksums."""
+    manifest = bundle.manifest
+    gaps, memory, capacity = [], None, None
+    dialect = manifest.graph.dialect
+    try:
+        bundle.verify()
+        if dialect not in TARGETS:
+            raise EngineError(
+                f"the bundle speaks the dialect {dialect!r}, which this edgechat does not know; "
+                "update edgechat, or export the bundle again with this version."
+            )
+        if dialect in NEEDED:
+            check_buildable(bundle)
+        capacity = settings.slots(manifest.max_capacity, window_asked=False)
+        check_capacity(manifest, capacity, needs_importance(settings))
+        memory = memory_plan(bundle, settings, capacity)["total_bytes"]
+    except (BundleError, EngineError, SettingsError) as error:
+        gaps.append(gap_of(str(error)))
+    weights = sum(info.size for info in manifest.files.values())
+    return Needs(
+        dialect,
+        provider=PROVIDERS.get(dialect),
+        onnxruntime=INT8_KV if dialect == "ort_cpu" and manifest.kv_dtype == "int8" else None,
+        tensorrt=NEEDED.get(dialect),
+        memory=memory,
+        engine_disk=weights * 3 // 2 if dialect in NEEDED else None,
+        capacity=capacity,
+        precision=manifest.precision,
+        kv_dtype=manifest.kv_dtype,
+        gaps=tuple(gaps),
+    )
+
+
+def read_needs(folder: Path, settings: Settings) -> tuple[Needs | None, tuple[Gap, ...]]:
+    """The needs of the bundle in ``folder``, or why it cannot be read."""
+    try:
+        return bundle_needs(load_bundle(folder), settings), ()
+    except BundleError as error:
+        return None, (gap_of(str(error)),)

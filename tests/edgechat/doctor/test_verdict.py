@@ -1,0 +1,160 @@
+"""What is missing on made machines with made libraries, and the remedy for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import machines
+import pytest
+
+from edgechat.doctor.ask import Answer
+from edgechat.doctor.libraries import Gpu, Libraries, Library
+from edgechat.doctor.machine import Machine, look_at_machine
+from edgechat.doctor.needs import Needs
+from edgechat.doctor.verdict import Engine, judge
+
+GIB = 1 << 30
+ORIN_GPU = Gpu("Orin", "8.7", 8 * GIB, 4 * GIB, integrated=True)
+ON_ORIN = Libraries(
+    onnxruntime=Library("1.23.0"),
+    onnxruntime_packages=("onnxruntime-gpu",),
+    providers={"CUDAExecutionProvider": None, "CPUExecutionProvider": None},
+    driver=Library("12.6"),
+    cuda_bindings=Library("12.9.1"),
+    cuda_runtime="12.9",
+    gpu=ORIN_GPU,
+    gpu_error=None,
+    cudnn=Library("9.3.0"),
+    tensorrt=Library("10.3.0"),
+)
+JP6 = Needs("tensorrt_10_3", tensorrt=(10, 3), memory=GIB, engine_disk=2 * GIB)
+JP7 = replace(JP6, dialect="tensorrt_10_15", tensorrt=(10, 15))
+CUDA = Needs("ort_cuda", provider="CUDAExecutionProvider", memory=GIB)
+CPU = Needs("ort_cpu", provider="CPUExecutionProvider", memory=GIB)
+BROKEN = "the NVIDIA driver does not answer (CUDA error 999)"
+DRIVERLESS = {
+    "driver": Library(error=BROKEN),
+    "gpu": None,
+    "gpu_error": "CUDA failed in cudaGetDeviceCount (cudaErrorInsufficientDriver): none; x.",
+}
+
+
+@pytest.fixture
+def orin(tmp_path: Path) -> Machine:
+    root = machines.orin_nano(tmp_path / "orin")
+    return replace(
+        look_at_machine(root, lambda _: Answer("NV Power Mode: MAXN\n")),
+        packages={"python3-libnvinfer": "10.3.0"},
+        sees_system_packages=True,
+        in_container=False,
+    )
+
+
+@pytest.fixture
+def pc(tmp_path: Path) -> Machine:
+    return look_at_machine(machines.pc(tmp_path / "pc"))
+
+
+@pytest.mark.parametrize("needs", [JP6, CUDA, CPU])
+def test_what_is_complete_runs(needs: Needs, orin: Machine) -> None:
+    assert judge(needs, orin, ON_ORIN).outcome == "run"
+
+
+@pytest.mark.parametrize(
+    ("needs", "change", "problem", "remedy"),
+    [
+        (JP6, DRIVERLESS, BROKEN, "JetPack"),
+        (JP6, {"cuda_bindings": Library(error="cuda-bindings cannot be loaded (No module); x.")},
+         "cannot be loaded", "cuda-bindings==12.9.*"),
+        (JP6, {"cuda_bindings": Library("13.0.1")}, "newer than the driver", "==12.9.*"),
+        (JP6, {"gpu": None, "gpu_error": "CUDA finds no GPU: none is visible; check nvidia-smi."},
+         "finds no GPU", "check nvidia-smi"),
+        (JP7, {}, "needs TensorRT 10.15 or later, here is 10.3.0", "--target jetson-jp6"),
+        (CUDA, {"providers": {"CPUExecutionProvider": None}},
+         "has no CUDAExecutionProvider", "pypi.jetson-ai-lab.io"),
+        (CUDA, {"providers": {"CPUExecutionProvider": None},
+                "onnxruntime_packages": ("onnxruntime", "onnxruntime-gpu")},
+         "has no CUDAExecutionProvider", "pip uninstall onnxruntime onnxruntime-gpu"),
+        (CUDA, {"providers": {"CUDAExecutionProvider": "CUDA error cudaErrorNoKernelImageForDevice:"
+                              "no kernel image is available for execution on the device"}},
+         "carries no code for sm_87", "built for your JetPack"),
+        (CUDA, {"providers": {"CUDAExecutionProvider": "libcudnn.so.9: cannot open shared object"}},
+         "does not work (libcudnn.so.9 is missing)", "nvidia-jetpack, which has libcudnn.so.9"),
+        (replace(CPU, onnxruntime=(1, 32)), {}, "int8 KV cache needs ONNX Runtime 1.32", "-U"),
+        (CPU, {"onnxruntime": Library(error="No module named 'onnxruntime'"), "providers": {}},
+         "No module named", "edgechat[cpu]"),
+        (replace(JP6, memory=6 * GIB), {}, "6,144 MiB of memory are needed but 4,980 MiB are free",
+         "smaller"),
+    ],
+)  # fmt: skip
+def test_every_gap_has_its_remedy(
+    needs: Needs, change: dict[str, Any], problem: str, remedy: str, orin: Machine
+) -> None:
+    verdict = judge(needs, orin, replace(ON_ORIN, **change))
+    assert verdict.outcome == "cannot"
+    (gap,) = verdict.gaps
+    assert problem in gap.problem
+    assert remedy in gap.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "remedy"),
+    [
+        ({"sees_system_packages": False}, "does not see", "--system-site-packages"),
+        ({"packages": {}}, "not installed", "sudo apt install tensorrt"),
+        ({"jetpack": "5.1.3"}, "JetPack 5.1.3", "flash JetPack 6"),
+    ],
+)
+def test_where_tensorrt_is_on_a_jetson(
+    change: dict[str, Any], problem: str, remedy: str, orin: Machine
+) -> None:
+    libraries = replace(ON_ORIN, tensorrt=Library(error="TensorRT cannot be loaded (x); y."))
+    (gap,) = judge(JP6, replace(orin, **change), libraries).gaps
+    assert problem in gap.problem
+    assert remedy in gap.remedy
+
+
+def test_a_jetson_bundle_on_a_pc(pc: Machine) -> None:
+    """Everything is missing; what comes first is told first."""
+    nothing = replace(
+        ON_ORIN,
+        **DRIVERLESS,
+        cuda_bindings=Library(error="cuda-bindings cannot be loaded (No module); x."),
+        tensorrt=Library(error="TensorRT cannot be loaded (No module); y."),
+    )
+    gaps = judge(JP6, pc, nothing).gaps
+    assert [str(gap)[:8] for gap in gaps] == ["the NVID", "cuda-bin", "TensorRT"]
+    assert "--target cpu" in gaps[0].remedy
+
+
+def test_memory_is_that_of_the_card(pc: Machine) -> None:
+    card = Gpu("A100", "8.0", 40 * GIB, GIB // 2, integrated=False)
+    libraries = replace(ON_ORIN, gpu=card)
+    (gap,) = judge(CUDA, pc, libraries).gaps
+    assert gap.problem == "1,024 MiB of GPU memory are needed but 512 MiB are free"
+    assert judge(CPU, pc, libraries).outcome == "run"
+
+
+@pytest.mark.parametrize(
+    ("engine", "outcome", "remedy"),
+    [
+        (Engine(), "run", ""),
+        (Engine("there is none yet", 3 * GIB), "build", ""),
+        (Engine("there is none yet", GIB), "cannot", "free some space"),
+        (Engine("there is none yet", 3 * GIB, writable=False), "cannot", "copy the bundle"),
+    ],
+)
+def test_an_engine_has_to_be_built(
+    engine: Engine, outcome: str, remedy: str, orin: Machine
+) -> None:
+    verdict = judge(JP6, orin, ON_ORIN, engine)
+    assert verdict.outcome == outcome
+    assert remedy in " ".join(gap.remedy for gap in verdict.gaps)
+    assert (verdict.why_build is not None) == (outcome == "build")
+
+
+def test_a_container_without_the_gpu(orin: Machine) -> None:
+    (gap,) = judge(CUDA, replace(orin, in_container=True), replace(ON_ORIN, **DRIVERLESS)).gaps
+    assert "--runtime nvidia" in gap.remedy

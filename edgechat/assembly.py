@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgechat.bundle import Bundle
+from edgechat.errors import EngineError
 from edgechat.paths import cache_folder
 from edgechat.runtime.archive import BLOCK, Archive
 from edgechat.runtime.engine import Engine
@@ -38,7 +39,12 @@ def make_engine(
         from edgechat.runtime.tensorrt_engine import TensorRtEngine
 
         return TensorRtEngine(bundle, engines, capacity, importance)
-    from edgechat.runtime.onnx_engine import OnnxEngine
+    try:
+        from edgechat.runtime.onnx_engine import OnnxEngine
+    except ImportError as error:
+        raise EngineError(
+            f"ONNX Runtime cannot be loaded ({error}); pip install 'edgechat[cpu]'."
+        ) from None
 
     return OnnxEngine(bundle, capacity, threads=threads, importance=importance)
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgechat.assembly import make_engine
 from edgechat.bundle import Bundle
+from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import usable_cores
 from edgechat.runtime.policies import make_policy
 
 Ids = NDArray[np.int64]

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from edgechat.bundle import Bundle
 from edgechat.errors import TemplateError
 from edgechat.graph_runner import CHUNK, GraphRunner
+from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import OnnxEngine, usable_cores
+from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.text import TextCodec, Turn
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
 from edgechat.runtime import huge_pages
+from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
 from edgechat.runtime.rotation import move_keys, rotate_keys, turns
 
@@ -23,13 +24,6 @@ ORT_TYPES = {
     "tensor(int8)": "int8",
 }
 PROVIDERS = {"ort_cpu": "CPUExecutionProvider"}
-
-
-def usable_cores() -> int:
-    """Cores this process may run on; containers often see fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class OnnxEngine:

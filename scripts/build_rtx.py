@@ -22,7 +22,7 @@ from pathlib import Path
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.evaluate import read_ids
 from edgechat.graph_runner import GraphRunner
-from edgechat.runtime.onnx_engine import usable_cores
+from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.tensorrt.build import RTX_GPUS, build_ahead
 
 CONTEXT = 2048

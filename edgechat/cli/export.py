@@ -168,7 +168,7 @@ def _measure(
     try:
         from edgechat.evaluate import Reader, evaluate
         from edgechat.graph_runner import GraphRunner
-        from edgechat.runtime.onnx_engine import usable_cores
+        from edgechat.runtime.cores import usable_cores
     except ModuleNotFoundError:
         console.print("note: onnxruntime is not installed, so the loss is not measured.")
         return None

@@ -53,8 +53,8 @@ def run_program(command: Sequence[str], seconds: float = SECONDS) -> Answer:
         return Answer(done.stdout, f"it crashed ({name})", done.stderr)
     if done.returncode:
         why = _first_line(done.stderr) or _first_line(done.stdout)
-        error = f"exit code {done.returncode}" + (f": {why}" if why else "")
-        return Answer(done.stdout, error, done.stderr)
+        failure = f"exit code {done.returncode}" + (f": {why}" if why else "")
+        return Answer(done.stdout, failure, done.stderr)
     return Answer(done.stdout, None, done.stderr)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgechat.doctor.ask import Answer, run_program
 from edgechat.paths import cache_folder
-from edgechat.runtime.onnx_engine import usable_cores
+from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.telemetry import Reading
 from edgechat.runtime.telemetry.sysfs import SensorFiles, highest_clocks, text
 

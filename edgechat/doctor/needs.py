@@ -11,7 +11,7 @@ from edgechat.cli.inspect import memory_plan
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.errors import BundleError, EngineError, SettingsError
 from edgechat.runtime.engine import check_capacity
-from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable
+from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable, disk_needed
 from edgechat.settings import Settings
 
 TARGETS = {  # of edgechat export, by dialect
@@ -76,14 +76,13 @@ def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
         memory = memory_plan(bundle, settings, capacity)["total_bytes"]
     except (BundleError, EngineError, SettingsError) as error:
         gaps.append(gap_of(str(error)))
-    weights = sum(info.size for info in manifest.files.values())
     return Needs(
         dialect,
         provider=PROVIDERS.get(dialect),
         onnxruntime=INT8_KV if dialect == "ort_cpu" and manifest.kv_dtype == "int8" else None,
         tensorrt=NEEDED.get(dialect),
         memory=memory,
-        engine_disk=weights * 3 // 2 if dialect in NEEDED else None,
+        engine_disk=disk_needed(bundle) if dialect in NEEDED else None,
         capacity=capacity,
         precision=manifest.precision,
         kv_dtype=manifest.kv_dtype,

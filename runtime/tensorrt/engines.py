@@ -197,10 +197,13 @@ def _facts(bundle: Bundle, api: Any, device: Device, files: dict[str, FileInfo])
     return Facts(version, device.name, device.compute_capability, identity, files)
 
 
+def disk_needed(bundle: Bundle) -> int:
+    """Most bytes the engines take: 1.45 times the weights, and the compact one little."""
+    return sum(info.size for info in bundle.manifest.files.values()) * 3 // 2
+
+
 def _require_space(bundle: Bundle) -> None:
-    """An engine is at most 1.45 times the weights, and the compact one small."""
-    weights = sum(info.size for info in bundle.manifest.files.values())
-    needed = weights * 3 // 2
+    needed = disk_needed(bundle)
     free = shutil.disk_usage(bundle.folder).free
     if free < needed:
         raise BundleError(

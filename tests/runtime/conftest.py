@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from simulated_device import SimulatedCuda, SimulatedTensorRt
 
 from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
@@ -25,6 +27,23 @@ GREEDY = SamplingSettings(temperature=0, repeat_penalty=1)
 KEPT_EXACT, KEPT_HALF = 1e-4, 1e-2  # of float32 copies, of ones that went through float16
 MARK = 1  # <|im_start|>
 CODES = 6.0  # of int8 codes that were rotated a few times
+
+
+NATIVE = ("edgechat.runtime.tensorrt.context", "edgechat.runtime.tensorrt_engine")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
+    """A simulated GPU and TensorRT; at the end all memory must have been given back."""
+    cuda = SimulatedCuda()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    monkeypatch.setitem(sys.modules, "tensorrt", SimulatedTensorRt(cuda))
+    for name in NATIVE:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield cuda
+    assert not cuda.blocks
+    assert not cuda.graphs
+    assert not cuda.streams
 
 
 class Script:

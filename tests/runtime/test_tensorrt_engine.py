@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_device import SimulatedCuda, SimulatedTensorRt, Status
+from simulated_device import SimulatedCuda, Status
 
-from edgechat.bundle import Bundle, load_bundle
+from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
@@ -26,7 +26,6 @@ from edgechat.runtime.sampling import SamplingSettings
 from edgechat.settings import Settings
 
 TARGETS = ("jetson-jp7", "jetson-jp6")
-NATIVE = ("edgechat.runtime.tensorrt.context", "edgechat.runtime.tensorrt_engine")
 CAPACITY = 96
 IDS = np.random.default_rng(0).integers(3, 259, size=200)
 Open = Callable[..., Any]
@@ -41,20 +40,6 @@ def bundles(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         target: export_model(source, folder / target, "fp32", capacity=160, target=target).folder
         for target in ("cpu", *TARGETS)
     }
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
-    """A simulated GPU and TensorRT; at the end all memory must have been given back."""
-    cuda = SimulatedCuda()
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
-    monkeypatch.setitem(sys.modules, "tensorrt", SimulatedTensorRt(cuda))
-    for name in NATIVE:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield cuda
-    assert not cuda.blocks
-    assert not cuda.graphs
-    assert not cuda.streams
 
 
 @pytest.fixture
@@ -278,12 +263,26 @@ def test_an_engine_of_another_model_is_refused(
         TensorRtEngine(load_bundle(bundles["jetson-jp7"]), Engines(tmp_path), CAPACITY)
 
 
-def test_a_real_gpu(bundles: dict[str, Path]) -> None:
-    """The same conversation on the TensorRT that is installed, in float16."""
-    from edgechat.runtime.tensorrt.engines import ensure_engines
+@pytest.mark.parametrize("target", TARGETS)
+def test_on_a_real_gpu_the_talk_is_the_same(
+    target: str, tiny_folder: Path, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """float16 through steps, graphs, a compaction and slots put elsewhere."""
+    from edgechat.assembly import make_engine
 
-    bundle: Bundle = load_bundle(bundles["jetson-jp7"])
+    source = open_source(str(tiny_folder), print)
+    bundle = export_model(source, tmp_path / "b", "fp16", capacity=160, target=target)
     try:
-        ensure_engines(bundle)
+        engine = make_engine(bundle, CAPACITY, importance=True)
     except EngineError as error:
-        pytest.skip(f"no TensorRT or GPU here: {error}")
+        pytest.skip(f"TensorRT cannot run here: {error}")
+    other = reference(bundles)
+    for one in (engine, other):
+        steps(one, 20, 1, 1, 1, 20, 1, 16)
+        one.compact(0, np.array([0, 1, *range(20, 60)]))
+        one.write(0, 42, one.read(0, 5, 8), 5)
+    assert np.abs(engine.read(0, 0, 50) - other.read(0, 0, 50)).max() < 1e-2
+    after = np.array([50], dtype=np.int32)
+    ours, theirs = (one.step(IDS[None, 60:65], after) for one in (engine, other))
+    assert np.abs(ours - theirs).max() < 5e-2
+    engine.close()

@@ -20,7 +20,7 @@ from edgechat.errors import EngineError
 REMEDIES = {
     "cudaErrorInsufficientDriver": "there is no NVIDIA driver, or it is older than cuda-bindings; "
     "update the driver or JetPack, or install the cuda-bindings of its CUDA version "
-    "(12.9 for JetPack 6, 13 for JetPack 7)",
+    "(edgechat[jetpack6] for CUDA 12, edgechat[jetpack7] for CUDA 13)",
     "cudaErrorNoDevice": "no NVIDIA GPU is visible; check nvidia-smi, and that the container was "
     "started with the GPU (--runtime nvidia)",
     "cudaErrorMemoryAllocation": "the GPU is out of memory; choose a smaller window or model, or "
@@ -34,8 +34,8 @@ def load_runtime() -> Any:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
         raise EngineError(
-            f"cuda-bindings cannot be loaded ({error}); pip install 'cuda-bindings==12.9.*' on "
-            "JetPack 6, 'cuda-bindings>=13,<14' with CUDA 13."
+            f"cuda-bindings cannot be loaded ({error}); pip install 'edgechat[jetpack6]' on "
+            "JetPack 6 or with CUDA 12, 'edgechat[jetpack7]' with CUDA 13."
         ) from None
 
 

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/setup_env.sh
 
-setup_env .test/venv export,cpu,tensorrt,rtx,dev
+setup_env .test/venv export,cpu,jetpack7,rtx,dev
 bin=.test/venv/bin
 
 # types to check the native runtime with; its dependency, TensorRT itself, is not needed

@@ -34,6 +34,11 @@ class Dims:
     context_length: int
 
 
+def kv_bytes_per_slot(d: Dims, kv_dtype: str) -> int:
+    """Bytes of keys and values one cached token takes, all layers together."""
+    return 2 * d.num_layers * d.num_kv_heads * d.head_dim * KV_BYTES[kv_dtype]
+
+
 @dataclass(frozen=True)
 class Rotary:
     """What compaction needs to rotate cached keys to new positions (angles per position).
@@ -127,8 +132,7 @@ class Manifest:
     @property
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
-        d = self.dims
-        return 2 * d.num_layers * d.num_kv_heads * d.head_dim * KV_BYTES[self.kv_dtype]
+        return kv_bytes_per_slot(self.dims, self.kv_dtype)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,16 @@
 """Workstation side: turns a model source into a bundle. Needs the ``export`` extra."""
 
+from edgechat.export.dry_run import Forecast, dry_run
 from edgechat.export.export import Progress, export_model
 from edgechat.export.sources import open_source
 from edgechat.export.targets import TARGETS, check_options
 
-__all__ = ["TARGETS", "Progress", "check_options", "export_model", "open_source"]
+__all__ = [
+    "TARGETS",
+    "Forecast",
+    "Progress",
+    "check_options",
+    "dry_run",
+    "export_model",
+    "open_source",
+]

@@ -9,10 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from edgechat.bundle import (
     SCHEMA,
@@ -20,20 +17,19 @@ from edgechat.bundle import (
     Dims,
     Manifest,
     Rotary,
-    Tokens,
     file_info,
     load_bundle,
     write_manifest,
 )
-from edgechat.errors import BundleError, SourceError
-from edgechat.export.architectures import find_architecture
+from edgechat.errors import BundleError
 from edgechat.export.graphs import write_graphs
+from edgechat.export.prepare import TemplateCheck, read_model, read_text_files, tokens_of
 from edgechat.export.quantize.activations import perplexity
 from edgechat.export.quantize.calibration import evaluation_text, windows
 from edgechat.export.quantize.recipe import Recipe
 from edgechat.export.size import OTHERS, data_bytes
-from edgechat.export.sources import Source, TextFiles
-from edgechat.export.sources.base import check_tensors, check_tied, load_tokenizer, read_checked
+from edgechat.export.sources import Source
+from edgechat.export.sources.base import check_tied
 from edgechat.export.spec import DecoderSpec, Ids
 from edgechat.export.targets import check_options
 from edgechat.paths import remove_leftovers
@@ -70,6 +66,7 @@ def export_model(
     progress: Progress | None = None,
     measure: Measure | None = None,
     target: str = "cpu",
+    check_template: TemplateCheck | None = None,
 ) -> Bundle:
     """Write a bundle of ``source`` to the folder ``output`` and return it.
 
@@ -78,50 +75,39 @@ def export_model(
     ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
     target's, from the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
-    ``measure`` returns the finished bundle's perplexity on token
-    ids, which goes into the manifest beside the unquantised model's. The folder appears
-    complete or not at all. Raises SourceError, UnsupportedModelError, SettingsError or
-    BundleError.
+    ``measure`` returns the finished bundle's perplexity on token ids, which goes into the
+    manifest beside the unquantised model's. ``check_template`` tries the chat template before
+    a tensor is read. The folder appears complete or not at all. Raises SourceError,
+    UnsupportedModelError, SettingsError or BundleError.
     """
     progress = progress or Progress()
     backend = check_options(precision, kv, capacity, target)
     kv = backend.kv(precision, kv)
-    architecture = find_architecture(source.config)
-    context_length = architecture.spec(source.config, capacity).context_length
-    max_capacity = capacity or backend.capacity(context_length)
-    spec = architecture.spec(source.config, max_capacity)
-    if max_capacity > context_length:
-        progress.say(
-            f"note: capacity {max_capacity:,} is beyond the {context_length:,} tokens the model "
-            "was trained for; a full cache that long will answer worse."
-        )
-    text = source.text()
-    tokenizer = load_tokenizer(text.tokenizer_json, "the tokenizer")
-    tokens = _tokens(spec, text, tokenizer)
-    weights = architecture.weights(spec, partial(read_checked, source), source.config)
-    check_tensors(source, weights)
-    check_tied(source, weights)
+    model = read_model(source, backend, capacity)
+    text = read_text_files(source, check_template)
+    tokens = tokens_of(model.spec, text)
+    for note in (*model.notes, *text.notes):
+        progress.say(note)
+    check_tied(source, model.weights)
     bos = tokens.bos if tokens.adds_bos else None
-    static = backend.is_tensorrt
-    recipe = Recipe(weights, spec, precision, kv, tokenizer, bos, calibration, static)
-    needed = OTHERS + data_bytes(recipe.spec, precision, max_capacity, importance, static)
+    static, spec, weights = backend.is_tensorrt, model.spec, model.weights
+    recipe = Recipe(weights, spec, precision, kv, text.tokenizer, bos, calibration, static)
+    needed = OTHERS + data_bytes(recipe.spec, precision, model.capacity, importance, static)
     with _new_folder(output, overwrite, needed) as folder:
         graphs = write_graphs(
             folder,
             backend.dialect,
             recipe,
             precision,
-            max_capacity,
+            model.capacity,
             importance,
             lambda done: progress.layers(done, spec.num_layers),
         )
-        (folder / "tokenizer.json").write_text(text.tokenizer_json, encoding="utf-8")
-        names = [*graphs.files, "tokenizer.json"]
-        if text.chat_template is None:
-            progress.say("note: the model has no chat template; edgechat run will refuse to chat.")
-        else:
-            (folder / "chat_template.jinja").write_text(text.chat_template, encoding="utf-8")
-            names.append("chat_template.jinja")
+        texts = {"tokenizer.json": text.files.tokenizer_json}
+        if text.files.chat_template is not None:
+            texts["chat_template.jinja"] = text.files.chat_template
+        for name, content in texts.items():
+            (folder / name).write_text(content, encoding="utf-8")
         progress.say("checksums")
         manifest = Manifest(
             schema=SCHEMA,
@@ -130,14 +116,14 @@ def export_model(
             source=source.kind,
             precision=precision,
             kv_dtype=KV_TYPES[kv],
-            max_capacity=max_capacity,
+            max_capacity=model.capacity,
             weight_bytes_per_token=graphs.weight_bytes_per_token,
-            dims=_dims(spec),
+            dims=dims_of(spec),
             rotary=_rotaries(spec),
             graph=graphs.decoder,
             compact=graphs.compact,
             tokens=tokens,
-            files={name: file_info(folder / name) for name in names},
+            files={name: file_info(folder / name) for name in (*graphs.files, *texts)},
             quantization=recipe.report(),
             adapter=source.adapter,
         )
@@ -145,7 +131,7 @@ def export_model(
         written = load_bundle(folder)  # what was written must load
         if measure is not None and not precision == kv == "fp32":
             progress.say("measuring what quantisation costs")
-            ids = windows(tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
+            ids = windows(text.tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
             loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
             quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
             write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
@@ -159,7 +145,7 @@ def _rotaries(spec: DecoderSpec) -> tuple[Rotary, ...]:
     )
 
 
-def _dims(spec: DecoderSpec) -> Dims:
+def dims_of(spec: DecoderSpec) -> Dims:
     return Dims(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -172,46 +158,32 @@ def _dims(spec: DecoderSpec) -> Dims:
     )
 
 
-def _tokens(spec: DecoderSpec, text: TextFiles, tokenizer: Tokenizer) -> Tokens:
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if size > spec.vocab_size:
-        raise SourceError(
-            f"the tokenizer has {size:,} tokens but the model only {spec.vocab_size:,} embeddings; "
-            "they do not belong together."
+def check_place(target: Path, overwrite: bool, needed: int) -> None:
+    """BundleError where a bundle of ``needed`` bytes cannot or must not be written."""
+    if target.is_symlink():
+        raise BundleError(f"{target} is a link; name the folder itself with -o.")
+    if target.exists() and not overwrite:
+        raise BundleError(f"{target} exists; choose another -o or pass --overwrite.")
+    if target.exists() and not (target / "edgechat.json").is_file():
+        raise BundleError(f"{target} exists and is no bundle; --overwrite replaces only bundles.")
+    parent = next(folder for folder in target.parents if folder.is_dir())
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise BundleError(
+            f"{parent} has {free >> 20:,} MiB free but the bundle needs about "
+            f"{needed >> 20:,} MiB; free some space or choose another -o."
         )
-    if not text.eos_ids:
-        raise SourceError(
-            "the model names no end-of-sequence token, so replies would never end; set "
-            "eos_token_id in config.json or generation_config.json."
-        )
-    ids = [*text.eos_ids, *([] if text.bos_id is None else [text.bos_id])]
-    if any(not isinstance(i, int) or not 0 <= i < spec.vocab_size for i in ids):
-        raise SourceError(f"special token ids {ids} lie outside the {spec.vocab_size:,} embeddings")
-    if not any(i < size for i in text.eos_ids):
-        raise SourceError(f"no end-of-sequence id of {text.eos_ids} is a token of the tokenizer.")
-    return Tokens(text.bos_id, tuple(text.eos_ids), text.adds_bos, size, text.special)
 
 
 @contextlib.contextmanager
 def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
     """A temporary neighbour of ``target`` that takes its place when the body succeeds."""
     target = target.absolute()
-    if target.is_symlink():
-        raise BundleError(f"{target} is a link; name the folder itself with -o.")
     remove_leftovers(target)
-    if target.exists() and not overwrite:
-        raise BundleError(f"{target} exists; choose another -o or pass --overwrite.")
-    if target.exists() and not (target / "edgechat.json").is_file():
-        raise BundleError(f"{target} exists and is no bundle; --overwrite replaces only bundles.")
+    check_place(target, overwrite, needed)
     temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < needed:
-            raise BundleError(
-                f"{target.parent} has {free >> 20:,} MiB free but the bundle needs about "
-                f"{needed >> 20:,} MiB; free some space or choose another -o."
-            )
         temporary.mkdir()
         yield temporary
         if target.exists() and not overwrite:

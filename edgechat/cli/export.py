@@ -17,8 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from edgechat.bundle import Bundle
+from edgechat.cli.dry_run import show
 from edgechat.errors import EdgechatError, SettingsError
 from edgechat.settings import Settings, load_profile
+from edgechat.template_check import check_template
 
 LARGEST_LOSS = 3.0  # percent of perplexity; more is worth a warning
 
@@ -93,13 +95,24 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing bundle.")
     ] = False,
+    only_look: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what would be made, how large, and what stands in its way, without reading "
+            "a tensor; exit code 1 if there could be no bundle.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print one JSON object.")
+    ] = False,
 ) -> None:
     """Turn a model into a bundle that `edgechat run` can talk to.
 
     Needs neither torch nor transformers. The bundle folder appears complete or not at all.
 
     Examples: `edgechat export smollm2 --int8`, `edgechat export ./my-llama -o llama-int8`,
-    `edgechat export model.gguf --precision fp32`
+    `edgechat export model.gguf --precision fp32`, `edgechat export ./my-llama --dry-run`
     """
     if int8 and precision not in (None, "int8"):
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
@@ -107,8 +120,10 @@ def export(
     wished = Settings() if profile is None else load_profile(profile)
     kv = kv or wished.kv
     capacity = wished.capacity if capacity is None else capacity
+    if as_json and not only_look:
+        raise SettingsError("--json is for --dry-run; leave it out or add --dry-run.")
     try:
-        from edgechat.export import Progress, check_options, export_model, open_source
+        from edgechat.export import Progress, check_options, dry_run, export_model, open_source
     except ModuleNotFoundError as missing:
         raise EdgechatError(
             f"exporting needs the package {missing.name}; install it with: "
@@ -124,6 +139,24 @@ def export(
         if output
         else Path(f"{Path(source.name).name.replace(' ', '-')}-{suffix}")
     )
+    if only_look:
+        found = dry_run(
+            source,
+            folder,
+            precision=chosen,
+            target=target,
+            kv=kv,
+            capacity=capacity,
+            calibration=calibration,
+            overwrite=overwrite,
+            importance=importance,
+            check_template=check_template,
+        )
+        slots = found.capacity
+        if slots is not None and not backend.is_tensorrt:  # whose cache is there whole
+            slots = wished.slots(slots, False)
+        show(found, folder, slots, as_json)
+        return
     columns = (TextColumn("calibrating and writing layers"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("layers", total=None, visible=False)
@@ -144,6 +177,7 @@ def export(
             overwrite=overwrite,
             importance=importance,
             measure=_measure(bar.console, backend.is_tensorrt),
+            check_template=check_template,
             progress=Progress(
                 say=bar.console.print,
                 layers=layers,

@@ -107,20 +107,24 @@ class Config:
     def refuse_rest(
         self, known: Iterable[str] = (), neutral: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Raise UnsupportedModelError for a field nobody read that may change the result.
+        """Raise UnsupportedModelError for fields nobody read that may change the result.
 
         Fields that are absent, null, false or zero pass, and ``known`` ones, which the weights
         need or which change nothing in this architecture, and those whose value is as in
         ``neutral``.
         """
         passed = self._read | HARMLESS | set(known)
-        for name, value in self._values.items():
-            if name in passed or name.startswith(HARMLESS_PREFIXES):
-                continue
-            if value in (None, False, 0, "", [], {}) or neutral.get(name, None) == value:
-                continue
+        rest = [
+            f"{name} = {value!r}"
+            for name, value in self._values.items()
+            if name not in passed
+            and not name.startswith(HARMLESS_PREFIXES)
+            and value not in (None, False, 0, "", [], {})
+            and neutral.get(name, None) != value
+        ]
+        if rest:
             raise UnsupportedModelError(
-                f"the model's config sets {name} = {value!r}, which this architecture does not "
+                f"the model's config sets {', '.join(rest)}, which this architecture does not "
                 "support; refusing rather than exporting a model that answers differently."
             )
 

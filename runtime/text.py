@@ -155,7 +155,7 @@ class TextCodec:
             start, stop, kept = self._said(turns[place.message], place)
             if not kept:
                 continue
-            if text[done:start].endswith(" ") and self._leads_with_space(kept[0]):
+            if text[done:start].endswith(" ") and self._leads_with_space(kept[:8]):
                 start -= 1
             add_text(start)
             ids += kept
@@ -195,10 +195,10 @@ class TextCodec:
         offset = place.start - source
         return offset + ends[first], offset + ends[last], ids[first:last]
 
-    def _leads_with_space(self, token: int) -> bool:
-        """Whether ``token``, in front of which SentencePiece shows no space, means one."""
-        alone, behind = self.decode([token]), self.decode([*self.encode("x"), token])
-        return behind.endswith(" " + alone) and bool(alone)
+    def _leads_with_space(self, ids: list[int]) -> bool:
+        """Whether ``ids`` begin with a space that SentencePiece does not show at the beginning."""
+        alone, behind = self.decode(ids), self.decode([*self.encode("x"), *ids])
+        return bool(alone) and behind.endswith(" " + alone)
 
     def _starts(self, ids: list[int], spans: list[Span | None]) -> list[int]:
         """Where turns start: at the template's last mark in front of each text, if it is near."""

@@ -21,7 +21,7 @@ from edgechat.export.sources.base import (
     parse_json,
     read_text,
 )
-from edgechat.export.sources.hf_folder import folder_text
+from edgechat.export.sources.hf_text import folder_text, has_tokenizer
 from edgechat.export.sources.safetensors_files import SafetensorsFiles
 from edgechat.export.spec import Array
 
@@ -86,7 +86,7 @@ class AdaptedSource:
 
     def text(self) -> TextFiles:
         text = self._base.text()
-        if not (self._folder / "tokenizer.json").is_file():
+        if not has_tokenizer(self._folder):
             return text
         own = folder_text(self._folder, self.config)
         own.chat_template = own.chat_template or text.chat_template

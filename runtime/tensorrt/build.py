@@ -117,7 +117,8 @@ def build_engine(
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
     timings = _timings(config, options) if options.gpu is None else None
-    config.progress_monitor = _monitor(trt, options)
+    monitor = _monitor(trt, options)  # kept alive here: the config only refers to it
+    config.progress_monitor = monitor
     for sizes in profiles:
         profile = builder.create_optimization_profile()
         for info in graph.inputs:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,3 +218,25 @@ def test_the_command_builds_with_progress_and_reports(
         data = json.loads(shown.out)
         assert Path(data["folder"]).parent == bundle.folder.absolute() / "engines"
         assert ("decoder.engine" in shown.err) == (builds == 2 and "building" in shown.err)
+
+
+def test_ctrl_c_ends_a_build_from_any_thread(
+    bundle: Bundle, api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgechat.cli.build import prepare
+
+    def press(options: Options) -> bool:
+        """As TensorRT asks: in a thread of its own, while the main one waits."""
+        os.kill(os.getpid(), signal.SIGINT)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(options.cancelled).result()
+
+    def monitor(module: Any, options: Options) -> Any:
+        return SimpleNamespace(
+            phase_start=lambda *_: None, step_complete=lambda *_: not press(options)
+        )
+
+    monkeypatch.setattr("edgechat.runtime.tensorrt.build._monitor", monitor)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(bundle)
+    assert folders(bundle) == []

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from edgechat.bundle import Adapter
-from edgechat.errors import SourceError, UnsupportedModelError
+from edgechat.errors import SourceError
 from edgechat.export.sources.base import (
     TextFiles,
     at_most,
@@ -16,6 +16,7 @@ from edgechat.export.sources.base import (
     read_text,
 )
 from edgechat.export.sources.hf_text import folder_text
+from edgechat.export.sources.quantised import FP8Tensors, is_fp8, refuse_packed
 from edgechat.export.sources.safetensors_files import SafetensorsFiles
 from edgechat.export.spec import Array
 
@@ -35,16 +36,18 @@ class HFFolder:
         if not (folder / "config.json").is_file():
             raise SourceError(_no_model(folder))
         self.config = read_json(folder / "config.json")
-        if self.config.get("quantization_config"):
-            settings = self.config["quantization_config"]
-            method = settings.get("quant_method") if isinstance(settings, dict) else settings
-            raise UnsupportedModelError(
-                f"this checkpoint is already quantised ({method}); export the original one."
-            )
-        self._tensors = self._open()
+        settings = self.config.pop("quantization_config", None)
+        fp8 = bool(settings) and is_fp8(settings if isinstance(settings, dict) else {})
+        stored = self._open()
+        self._tensors: SafetensorsFiles | FP8Tensors = stored
+        if fp8:
+            self.kind = "huggingface, FP8 weights"
+            self._tensors = FP8Tensors(stored, settings.get("weight_block_size"))
+        else:
+            refuse_packed(stored.names())
 
     def names(self) -> Collection[str]:
-        return self._tensors.headers.keys()
+        return self._tensors.names()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape(name)

@@ -53,7 +53,23 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "activation": (lambda f: edit_config(f, hidden_act="relu"), "relu"),
     "quantised": (
         lambda f: edit_config(f, quantization_config={"quant_method": "awq"}),
-        "already quantised (awq)",
+        "already quantised (awq); rounding it once more",
+    ),
+    "bitsandbytes": (
+        lambda f: edit_config(
+            f, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+        ),
+        "bitsandbytes, 4-bit",
+    ),
+    "packed, not said": (
+        lambda f: edit_tensors(f, lambda t: t.update({"model.q.qweight": np.ones(2, "i4")})),
+        "already quantised (it holds model.q.qweight)",
+    ),
+    "FP8 with other blocks": (
+        lambda f: edit_config(
+            f, quantization_config={"quant_method": "fp8", "weight_block_size": "big"}
+        ),
+        "weight_block_size",
     ),
     "no layers": (lambda f: edit_config(f, num_hidden_layers="DELETE"), "num_hidden_layers"),
     "text for a number": (lambda f: edit_config(f, hidden_size="64"), "hidden_size"),

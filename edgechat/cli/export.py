@@ -80,6 +80,13 @@ def export(
             "into the model."
         ),
     ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            help="Branch, tag or commit of a hub id. What is cached is used where the hub does "
+            "not answer; HF_HUB_OFFLINE=1 never asks it."
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="Take --kv and --capacity from this profile, such as small-cpu."),
@@ -132,7 +139,7 @@ def export(
     signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
     backend = check_options(chosen, kv, capacity, target)
-    source = open_source(model, console.print, adapter)
+    source = open_source(model, console.print, adapter, revision)
     suffix = chosen if target == "cpu" else f"{target}-{chosen}"
     folder = (
         output.expanduser()

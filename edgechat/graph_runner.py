@@ -1,6 +1,6 @@
-"""Runs a TensorRT bundle's own graphs on ONNX Runtime's CPU: slow, for checking and measuring.
+"""Runs a GPU bundle's own graphs on ONNX Runtime's CPU: slow, for checking and measuring.
 
-What TensorRT will be given is compared with the model before there is a device to build on.
+What the GPU will be given is compared with the model before there is a device to run it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class GraphRunner:
         self._step = self._session(manifest.graph.file)
         compact = manifest.compact
         self._compact = None if compact is None else self._session(compact.file)
+        self._by_slot = manifest.graph.dialect == "ort_cuda"  # which knows no other positions
         self._in_place = any(t.name == "present_key.{i}" for t in manifest.graph.outputs)
         shape = (dims.num_layers, dims.num_kv_heads, manifest.max_capacity, dims.head_dim)
         self.keys, self.values = (np.zeros(shape, dtype=manifest.kv_dtype) for _ in range(2))
@@ -39,23 +40,28 @@ class GraphRunner:
     def step(
         self, tokens: Ids, positions: Ids | None = None, all_logits: bool = True
     ) -> dict[str, NDArray[Any]]:
-        """Feed ``tokens`` [S], by default at the positions their slots have.
+        """Feed ``tokens`` [S], by default at the positions their slots have (CUDA bundles know
+        no others).
 
         Returns the outputs without the cache and without the row: logits [S, V] (or [1, V] of the
         last token) and, where the bundle has them, surprisal [S - 1], hidden [S, E] and
         attention_mass [C].
         """
         count = len(tokens)
-        feeds = {
-            "input_ids": tokens[None],
-            "position_ids": self.length + np.arange(count)[None],
-            "cache_length": np.array([self.length]),
-        }
+        feeds: dict[str, NDArray[Any]] = {"input_ids": tokens[None]}
+        if self._by_slot:
+            feeds["seqlens_k"] = np.array([self.length + count - 1], dtype=np.int32)
+            feeds["total_sequence_length"] = np.array(self.length + count, dtype=np.int32)
+        else:
+            feeds["position_ids"] = self.length + np.arange(count)[None]
+            feeds["cache_length"] = np.array([self.length])
         if positions is not None:
             feeds["position_ids"] = positions[None]
         index = np.arange(count) if all_logits else np.array([count - 1])
         if self.bundle.manifest.has_importance:
             feeds["targets"] = tokens[None, 1:]
+            if self._by_slot:
+                index = np.concatenate([np.arange(count - 1), index])
         feeds["output_index"] = index[None, :, None]
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             feeds[f"past_key.{layer}"], feeds[f"past_value.{layer}"] = keys[None], values[None]

@@ -96,7 +96,7 @@ def dry_run(
         arguments = (precision, kv, text.tokenizer, bos, calibration, static)
         recipe = attempt(lambda: Recipe(model.weights, model.spec, *arguments))
         if recipe:
-            size = data_bytes(recipe.spec, precision, model.capacity, importance, static)
+            size = data_bytes(recipe.spec, precision, model.capacity, importance, backend.on_gpu)
             needed = found.bundle_bytes = OTHERS + size
             report: dict[str, Any] = recipe.report()
             found.steps = report.get("steps", [])

@@ -92,7 +92,7 @@ def export_model(
     bos = tokens.bos if tokens.adds_bos else None
     static, spec, weights = backend.is_tensorrt, model.spec, model.weights
     recipe = Recipe(weights, spec, precision, kv, text.tokenizer, bos, calibration, static)
-    needed = OTHERS + data_bytes(recipe.spec, precision, model.capacity, importance, static)
+    needed = OTHERS + data_bytes(recipe.spec, precision, model.capacity, importance, backend.on_gpu)
     with _new_folder(output, overwrite, needed) as folder:
         graphs = write_graphs(
             folder,

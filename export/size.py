@@ -12,11 +12,11 @@ BYTES_INT8 = 1 + 4 / BLOCK + 0.005  # one scale for BLOCK inputs is the most the
 
 
 def data_bytes(
-    spec: DecoderSpec, precision: str, positions: int, importance: bool, static: bool
+    spec: DecoderSpec, precision: str, positions: int, importance: bool, on_gpu: bool
 ) -> int:
     """Bytes of all tensors in the data files, a little above the truth.
 
-    ``spec`` is the recipe's, which unties what it rotates; ``static`` means TensorRT.
+    ``spec`` is the recipe's, which unties what it rotates; ``on_gpu`` means any target but the CPU.
     """
     inputs = spec.q_size + spec.kv_size * 2  # rows of what reads the stream in attention
     inner = (2 + spec.gated) * spec.intermediate_size
@@ -24,13 +24,13 @@ def data_bytes(
     rows += spec.vocab_size * (1 if spec.tied_embeddings else 2)
     if importance:
         rows += min(spec.vocab_size, SURPRISAL_IDS)  # the head's first rows once more
-        if precision not in BYTES and not static:
-            rows += spec.vocab_size  # an 8-bit head of ONNX Runtime's lies in another order
+        if precision not in BYTES and not on_gpu:
+            rows += spec.vocab_size  # an 8-bit head for the CPU lies in another order
     weights = int(rows * spec.hidden_size * BYTES.get(precision, BYTES_INT8))
-    return weights + positions * sum(_rotary_bytes(spec, r.dim, static) for r in spec.rotaries)
+    return weights + positions * sum(_rotary_bytes(spec, r.dim, on_gpu) for r in spec.rotaries)
 
 
-def _rotary_bytes(spec: DecoderSpec, dim: int, static: bool) -> int:
-    """Cosines and sines of a position; TensorRT's are as wide as a head, the compact graph has
-    its own."""
-    return 4 * (4 * spec.head_dim if static else dim)
+def _rotary_bytes(spec: DecoderSpec, dim: int, on_gpu: bool) -> int:
+    """Cosines and sines of a position; on a GPU they can be as wide as a head, and the compact
+    graph has its own."""
+    return 4 * (4 * spec.head_dim if on_gpu else dim)

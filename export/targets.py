@@ -12,7 +12,7 @@ FIXED_CAPACITY = 2048  # where every step reads the whole cache, however little 
 
 @dataclass(frozen=True)
 class Target:
-    """``precisions`` and ``kv_precisions``, the first KV precision being the default; an empty
+    """``precisions`` and ``kv_precisions``, the first of each being the default; an empty
     ``kv_precisions`` means that the cache has the type of the products."""
 
     name: str
@@ -23,6 +23,10 @@ class Target:
     @property
     def is_tensorrt(self) -> bool:
         return self.dialect.startswith("tensorrt")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.dialect != "ort_cpu"
 
     def capacity(self, context_length: int) -> int:
         """Slots of the cache where none are asked for."""
@@ -40,6 +44,8 @@ TARGETS = {
     target.name: target
     for target in (
         Target("cpu", "ort_cpu", ("int8", "int8-weight", "fp32"), ("fp32", "int8")),
+        # ONNX Runtime has no CUDA kernel for int8 inputs with a scale that is found at run time
+        Target("cuda", "ort_cuda", ("int8-weight", "fp16", "fp32")),
         Target("jetson-jp7", "tensorrt_10_15", JETSON_PRECISIONS),
         Target("jetson-jp6", "tensorrt_10_3", JETSON_PRECISIONS),
     )
@@ -58,8 +64,8 @@ def check_options(
         raise SettingsError(f"precision {precision!r} is unknown to {target}; choose {known}.")
     if kv is not None and not found.kv_precisions:
         raise SettingsError(
-            f"kv {kv!r} cannot be chosen for {target}: TensorRT updates float caches only, so the "
-            "cache is fp16; leave --kv out."
+            f"kv {kv!r} cannot be chosen for {target}, whose cache is fp16 (fp32 with precision "
+            "fp32); leave --kv out."
         )
     if kv is not None and kv not in found.kv_precisions:
         raise SettingsError(f"kv {kv!r} is unknown; choose {', '.join(found.kv_precisions)}.")

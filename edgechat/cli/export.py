@@ -43,21 +43,22 @@ def export(
             "-p",
             "--precision",
             help="int8 (weights and activations; smallest and fastest, the default), int8-weight "
-            "(weights only), fp16 (Jetson) or fp32 (exact; on a Jetson only to compare with).",
+            "(weights only; the default for cuda, which has no int8), fp16 (GPUs) or fp32 (exact; "
+            "on GPUs only to compare with).",
         ),
     ] = None,
     target: Annotated[
         str,
         typer.Option(
-            help="What will run the bundle: cpu, or a Jetson by its JetPack: jetson-jp7 (TensorRT "
-            "10.15 or later) or jetson-jp6 (TensorRT 10.3)."
+            help="What will run the bundle: cpu, cuda (ONNX Runtime on an NVIDIA GPU), or a Jetson "
+            "by its JetPack: jetson-jp7 (TensorRT 10.15 or later) or jetson-jp6 (TensorRT 10.3)."
         ),
     ] = "cpu",
     kv: Annotated[
         str | None,
         typer.Option(
-            help="KV cache on the CPU: fp32 (the default), or int8 (a quarter of the memory). On a "
-            "Jetson it is fp16."
+            help="KV cache on the CPU: fp32 (the default), or int8 (a quarter of the memory). On "
+            "GPUs it is fp16."
         ),
     ] = None,
     calibration: Annotated[
@@ -123,14 +124,20 @@ def export(
     """
     if int8 and precision not in (None, "int8"):
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
-    chosen = precision or "int8"
     wished = Settings() if profile is None else load_profile(profile)
     kv = kv or wished.kv
     capacity = wished.capacity if capacity is None else capacity
     if as_json and not only_look:
         raise SettingsError("--json is for --dry-run; leave it out or add --dry-run.")
     try:
-        from edgechat.export import Progress, check_options, dry_run, export_model, open_source
+        from edgechat.export import (
+            TARGETS,
+            Progress,
+            check_options,
+            dry_run,
+            export_model,
+            open_source,
+        )
     except ModuleNotFoundError as missing:
         raise EdgechatError(
             f"exporting needs the package {missing.name}; install it with: "
@@ -138,6 +145,9 @@ def export(
         ) from None
     signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
+    chosen = precision or "int8"
+    if precision is None and not int8 and target in TARGETS:
+        chosen = TARGETS[target].precisions[0]
     backend = check_options(chosen, kv, capacity, target)
     source = open_source(model, console.print, adapter, revision)
     suffix = chosen if target == "cpu" else f"{target}-{chosen}"
@@ -183,7 +193,7 @@ def export(
             calibration=calibration,
             overwrite=overwrite,
             importance=importance,
-            measure=_measure(bar.console, backend.is_tensorrt),
+            measure=_measure(bar.console, backend.on_gpu),
             check_template=check_template,
             progress=Progress(
                 say=bar.console.print,
@@ -203,7 +213,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _measure(
-    console: Console, is_tensorrt: bool
+    console: Console, on_gpu: bool
 ) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
     """How to measure a bundle's perplexity, or None where no ONNX Runtime is installed."""
     try:
@@ -215,7 +225,7 @@ def _measure(
         return None
 
     def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
-        if is_tensorrt:
+        if on_gpu:
             return GraphRunner(bundle, usable_cores()).perplexity(ids)
         return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity
 

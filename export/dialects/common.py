@@ -10,6 +10,7 @@ from edgechat.export.spec import DecoderSpec
 
 BATCH, STEPS = "batch", "tokens"
 OUTPUTS, LOGITS, TARGETS = "output_positions", "logit_positions", "targets"
+MASKED = -65504.0  # added to a score: the lowest float16, which no softmax lets through
 Tensors = tuple[TensorInfo, ...]
 
 
@@ -29,14 +30,16 @@ class Common:
         cache: tuple[Tensors, Tensors],
         capacity: int | str,
         outputs: str = OUTPUTS,
+        positions: bool = True,
     ) -> None:
         """Name the graph's inputs and outputs: ``lengths`` tell how full the cache is, whose
         tensors, one entry for all layers, are ``cache`` = (inputs, outputs); ``outputs`` names
-        the number of positions ``output_index`` lists."""
+        the number of positions ``output_index`` lists; without ``positions`` a token's is its
+        slot."""
         vocab, hidden = self._spec.vocab_size, self._spec.hidden_size
         self._inputs = (
             TensorInfo("input_ids", "int64", (BATCH, STEPS)),
-            TensorInfo("position_ids", "int64", (BATCH, STEPS)),
+            *([TensorInfo("position_ids", "int64", (BATCH, STEPS))] if positions else []),
             *lengths,
             TensorInfo("output_index", "int64", (BATCH, outputs, 1)),
             *cache[0],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgechat.bundle import SURPRISAL_IDS
 from edgechat.export.dialects import signals
@@ -17,17 +17,16 @@ from edgechat.export.spec import AnyLinear, Array, Int8Linear, Linear
 def surprisal(
     graph: GraphBuilder,
     x: str,
+    rows: str,
     head: AnyLinear,
-    stored: str | None,
     project: Callable[[AnyLinear], str],
     cap: Callable[[str], str],
 ) -> None:
     """Output ``surprisal`` [B, Q]: -log p of ``targets`` given the normed states ``x`` [B, Q, E].
 
-    ``stored`` names the graph's float32 head [V, E] (None: it has none); ``project`` spells the
-    product of ``x`` with a part of the head, ``cap`` what is done to every logit.
+    ``rows`` [B, Q, E] are those of the ``targets`` in the ``head``; ``project`` spells the
+    product of ``x`` with a part of the head, ``cap`` what is done to every logit. All is float32.
     """
-    rows = _target_rows(graph, head, stored)
     last = graph.constant(np.array([-1]))
     own = graph.node("ReduceSum", [graph.node("Mul", [rows, x]), last], keepdims=0)
     if head.bias is not None:
@@ -55,30 +54,35 @@ def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
     graph.node("Pad", [total, pads, "", axis], ["attention_mass"])
 
 
-def _target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> Any:
+def target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> str:
     """The head's rows of ``targets``, [B, Q, E] float32.
 
-    An 8-bit head lies in another order than by rows, so its rows are stored once more; only
+    ``stored`` names the graph's float32 head [V, E], if it has one. An 8-bit head lies in another order than by rows, so its rows are stored once more; only
     those asked for are ever read from the file.
     """
     if stored is not None:
-        return graph.node("Gather", [stored, "targets"])
+        return str(graph.node("Gather", [stored, "targets"]))
     if isinstance(head, Int8Linear):
-        codes = graph.node("Gather", [graph.weight("head.rows", head.codes), "targets"])
-        scales = graph.node(
-            "Gather", [graph.weight("head.rows.scale", head.scales[:, None]), "targets"]
-        )
-        return graph.node("Mul", [graph.cast(codes, "float32"), scales])
+        return gather_rows(graph, "head.rows", head.codes, head.scales, "targets")
     if not isinstance(head, Linear):
         raise TypeError("head: static scales are not spelled for ONNX Runtime")
     return gather_blocks(graph, "head.rows", head.weight, "targets")
 
 
-def gather_blocks(graph: GraphBuilder, name: str, table: Array, index: str) -> Any:
+def gather_rows(
+    graph: GraphBuilder, name: str, codes: NDArray[np.int8], scales: Array, index: str
+) -> str:
+    """Rows ``index`` of codes [V, E] with a scale a row, in float32."""
+    picked = graph.node("Gather", [graph.weight(name, codes), index])
+    factors = graph.node("Gather", [graph.weight(f"{name}.scale", scales[:, None]), index])
+    return str(graph.node("Mul", [graph.cast(picked, "float32"), factors]))
+
+
+def gather_blocks(graph: GraphBuilder, name: str, table: Array, index: str) -> str:
     """Rows ``index`` of ``table`` [V, E], stored in 8 bits with a scale for every BLOCK."""
     codes, scales = quantize_blocks(table, BLOCK)
     data = graph.weight(name, codes.reshape(len(table), -1))
-    return graph.node(
+    rows: str = graph.node(
         "GatherBlockQuantized",
         [data, index, graph.weight(f"{name}.scale", scales)],
         domain="com.microsoft",
@@ -87,3 +91,4 @@ def gather_blocks(graph: GraphBuilder, name: str, table: Array, index: str) -> A
         gather_axis=0,
         quantize_axis=1,
     )
+    return rows

@@ -9,14 +9,12 @@ import numpy as np
 
 from edgechat.bundle import SURPRISAL_IDS, TensorInfo
 from edgechat.export.dialects import signals, tensorrt_signals
-from edgechat.export.dialects.common import BATCH, LOGITS, Common, Tensors
+from edgechat.export.dialects.common import BATCH, LOGITS, MASKED, Common, Tensors
 from edgechat.export.dialects.tensorrt_products import Products, Stored
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.rounding import absmax_scales, round_to_nearest
 from edgechat.export.quantize.static import half
 from edgechat.export.spec import AnyLinear, Array, DecoderSpec, Linear, RotarySpec
-
-MASKED = -65504.0  # added to a score: the lowest float16, which no softmax lets through
 
 
 class TensorRt(Products, Common, ABC):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edgechat.export.dialects.floats import Floats
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.spec import AnyLinear, Array, Linear, StaticInt8Linear
 
@@ -28,7 +29,7 @@ class Stored:
     input_scale: float | None = None
 
 
-class Products:
+class Products(Floats):
     """Spells products in ``dtype``, float16 or float32; counts the bytes of weights they read."""
 
     def __init__(self, graph: GraphBuilder, dtype: str) -> None:
@@ -86,13 +87,3 @@ class Products:
         inputs = [codes, self._constant(scales), zeros]
         axis: dict[str, Any] = {"axis": 0} if scales.ndim else {}
         return str(self._graph.node("DequantizeLinear", inputs, **axis))
-
-    def _half(self, x: str) -> str:
-        """float32 to the type of the products."""
-        return self._graph.cast(x, self._dtype.name) if self._dtype != np.float32 else x
-
-    def _float32(self, x: str) -> str:
-        return self._graph.cast(x, "float32") if self._dtype != np.float32 else x
-
-    def _constant(self, value: Any) -> str:
-        return self._graph.constant(np.asarray(value).astype(self._dtype))

@@ -13,6 +13,7 @@ from edgechat.bundle import Graph
 from edgechat.export.decoder import build_decoder
 from edgechat.export.dialects.allow_list import check_graph
 from edgechat.export.dialects.base import Dialect
+from edgechat.export.dialects.compact import build_compact
 from edgechat.export.dialects.cuda_kernels import check_cuda
 from edgechat.export.dialects.ort import CAPACITY
 from edgechat.export.dialects.ort_cpu import OrtCpu
@@ -20,7 +21,6 @@ from edgechat.export.dialects.ort_cuda import OrtCuda
 from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.dialects.tensorrt_10_3 import TensorRt103
 from edgechat.export.dialects.tensorrt_10_15 import TensorRt1015
-from edgechat.export.dialects.compact import build_compact
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.recipe import Recipe
 

@@ -212,9 +212,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _measure(
-    console: Console, on_gpu: bool
-) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
+def _measure(console: Console, on_gpu: bool) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
     """How to measure a bundle's perplexity, or None where no ONNX Runtime is installed."""
     try:
         from edgechat.evaluate import Reader, evaluate

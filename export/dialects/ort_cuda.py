@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgechat.export.dialects import ort_importance, signals, tensorrt_signals
+from edgechat.export.dialects import ort_importance, signals
 from edgechat.export.dialects.common import MASKED
 from edgechat.export.dialects.ort import MS, Ort
 from edgechat.export.graph import GraphBuilder
@@ -110,7 +110,7 @@ class OrtCuda(Ort):
             self._cap_logits,
         )
         self._read_bytes = read_bytes  # a decode step has no targets
-        tensorrt_signals.attention_mass(graph, self._masses)
+        signals.attention_mass(graph, self._masses)
 
     def _gelu(self, x: str, approximate: str) -> str:
         op = "FastGelu" if approximate == "tanh" else "Gelu"
@@ -159,9 +159,7 @@ class OrtCuda(Ort):
         mask = graph.node(
             "Concat", [self._mask(s.windows[layer])] * (s.num_heads // s.num_kv_heads), axis=2
         )
-        return tensorrt_signals.place_mass(
-            graph, q, f"present_key.{layer}", mask, s.attention_softcap
-        )
+        return signals.place_mass(graph, q, f"present_key.{layer}", mask, s.attention_softcap)
 
     def _mask(self, window: int) -> str:
         """What is added to scores, [B, 1, S, C] float32."""

@@ -57,8 +57,9 @@ def attention_mass(graph: GraphBuilder, probabilities: list[str]) -> None:
 def target_rows(graph: GraphBuilder, head: AnyLinear, stored: str | None) -> str:
     """The head's rows of ``targets``, [B, Q, E] float32.
 
-    ``stored`` names the graph's float32 head [V, E], if it has one. An 8-bit head lies in another order than by rows, so its rows are stored once more; only
-    those asked for are ever read from the file.
+    ``stored`` names the graph's float32 head [V, E], if it has one. An 8-bit head lies in another
+    order than by rows, so its rows are stored once more; only those asked for are ever read from
+    the file.
     """
     if stored is not None:
         return str(graph.node("Gather", [stored, "targets"]))

@@ -169,7 +169,7 @@ class TensorRt(Products, Common, ABC):
         self._read_bytes = read_bytes  # a decode step has no targets
         own = signals.soft_cap(graph, self._own_logit(read, stored), cap)
         signals.surprisal(graph, own, signals.soft_cap(graph, scores, cap))
-        tensorrt_signals.attention_mass(graph, self._masses)
+        signals.attention_mass(graph, self._masses)
 
     def _plain_attention(self, layer: int, q: str, keys: str, values: str) -> str:
         """Attention in plain operators over the places of ``keys`` and ``values``
@@ -195,7 +195,7 @@ class TensorRt(Products, Common, ABC):
         """
         s, mask = self._spec, self._float32(self._grouped_mask(layer))
         half = self._graph.node("Mul", [self._grouped(q), self._constant(s.attention_scale / 2)])
-        return tensorrt_signals.place_mass(self._graph, half, keys, mask, s.attention_softcap)
+        return signals.place_mass(self._graph, half, keys, mask, s.attention_softcap)
 
     def _norm_heads(self, x: str, gamma: Array) -> str:
         """Norm x [B, S, heads * D]: each head by itself, or all at once if gamma is as long."""

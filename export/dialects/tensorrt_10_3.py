@@ -8,8 +8,8 @@ import numpy as np
 
 from edgechat.bundle import TensorInfo
 from edgechat.export.dialects.common import BATCH, STEPS, Tensors
-from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.dialects.plain_rotary import rotate, wide_tables
+from edgechat.export.dialects.tensorrt import TensorRt
 from edgechat.export.spec import Array, RotarySpec
 
 

@@ -14,7 +14,13 @@ from edgechat.export import export, export_model, open_source
 from edgechat.export.size import OTHERS, data_bytes
 
 FORMS = [("cpu", p) for p in ("int8", "int8-weight", "fp32")]
-FORMS += [("jetson-jp6", "int8"), ("jetson-jp6", "fp16"), ("jetson-jp7", "int8-weight")]
+FORMS += [
+    ("cuda", "int8-weight"),
+    ("cuda", "fp16"),
+    ("jetson-jp6", "int8"),
+    ("jetson-jp6", "fp16"),
+    ("jetson-jp7", "int8-weight"),
+]
 
 
 CASES = [(name, True) for name in MODELS if " " not in name] + [("llama", False)]

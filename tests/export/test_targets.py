@@ -13,7 +13,9 @@ from edgechat.export import TARGETS, check_options
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("int8", None, None, "jetson-nano"), "choose cpu, jetson-jp7, jetson-jp6"),
+        (("int8", None, None, "jetson-nano"), "choose cpu, cuda, jetson-jp7, jetson-jp6"),
+        (("int8", None, None, "cuda"), "choose int8-weight, fp16, fp32"),
+        (("int8-weight", "int8", None, "cuda"), "leave --kv out"),
         (("fp16", None, None, "cpu"), "unknown to cpu; choose int8, int8-weight, fp32"),
         (("int4", None, None, "jetson-jp7"), "int8, int8-weight, fp16, fp32"),
         (("int8", "int8", None, "jetson-jp7"), "leave --kv out"),
@@ -28,7 +30,9 @@ def test_what_a_target_cannot_do_is_refused(options: tuple[Any, ...], message: s
 
 
 def test_caches_fit_the_target() -> None:
-    cpu, jetson = TARGETS["cpu"], TARGETS["jetson-jp6"]
+    cpu, cuda, jetson = TARGETS["cpu"], TARGETS["cuda"], TARGETS["jetson-jp6"]
+    assert cuda.kv("int8-weight", None) == "fp16"
+    assert cuda.capacity(8192) == 8192  # any length up to that when it runs
     assert cpu.kv("int8", None) == "fp32"
     assert cpu.kv("int8", "int8") == "int8"
     assert jetson.kv("int8", None) == "fp16"

@@ -1,4 +1,4 @@
-"""The graphs TensorRT is given, for every architecture: they compute what the CPU bundle does."""
+"""The graphs GPUs are given, for every architecture: they compute what the CPU bundle does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_float32_twins_equal_the_cpu_bundle(name: str, tmp_path: Path) -> None:
     engine = OnnxEngine(export_model(source, tmp_path / "cpu", "fp32"), 256, importance=True)
     runners = [
         GraphRunner(export_model(source, tmp_path / target, "fp32", target=target))
-        for target in TARGETS
+        for target in (*TARGETS, "cuda")
     ]
     kept = np.array([*range(4), *range(21, 52)])
     length, compaction = 0, 52

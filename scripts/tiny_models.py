@@ -40,12 +40,21 @@ LONGROPE: dict[str, Any] = dict(
     short_factor=[1 + i / 8 for i in range(8)],
     long_factor=[2 + i for i in range(8)],
 )
+LLAMA3: dict[str, Any] = dict(
+    rope_type="llama3",
+    rope_theta=1e4,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
 WINDOW: dict[str, Any] = dict(use_sliding_window=True, sliding_window=24, max_window_layers=1)
 NEOX: dict[str, Any] = dict(hidden_size=128, num_key_value_heads=4)
 GEMMA: dict[str, Any] = dict(head_dim=32, query_pre_attn_scalar=24, sliding_window=24)
 # name: (transformers class, config); the first name of each class stands for its architecture
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama 3": ("Llama", dict(rope_parameters=LLAMA3)),
     "mistral": ("Mistral", dict(sliding_window=24)),
     "mistral without window": ("Mistral", dict(sliding_window=None)),
     "qwen2": ("Qwen2", {}),

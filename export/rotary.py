@@ -56,7 +56,7 @@ def rotary_spec(
             f"rotary scaling of type {kind!r} lacks the field {missing.args[0]!r} in the model's "
             "config; complete config.json."
         ) from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise UnsupportedModelError(
             f"rotary scaling of type {kind!r} has a value that makes no sense ({error})."
         ) from None

@@ -30,7 +30,7 @@ class Target:
 
     def capacity(self, context_length: int) -> int:
         """Slots of the cache where none are asked for."""
-        return min(context_length, FIXED_CAPACITY) if self.is_tensorrt else context_length
+        return min(context_length, FIXED_CAPACITY if self.is_tensorrt else LARGEST_CAPACITY)
 
     def kv(self, precision: str, kv: str | None) -> str:
         """The KV cache's precision: fp32, fp16 or int8."""

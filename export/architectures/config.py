@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
+LARGEST = {"num_hidden_layers": 1000, "num_attention_heads": 4096, "head_dim": 4096}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -43,7 +44,7 @@ class Config:
         self._read: set[str] = set()
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; SourceError when it is missing or of another kind."""
+        """A whole number that some model could have; SourceError when it is missing or none."""
         value = self.optional(name)
         if value is None:
             value = default
@@ -51,6 +52,8 @@ class Config:
             raise SourceError(f"the model's config lacks {name!r}; complete config.json.")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise SourceError(f"the model's config says {name} = {value!r}, not a whole number.")
+        if value > LARGEST.get(name, 1 << 24):
+            raise SourceError(f"the model's config says {name} = {value:,}, which no model has.")
         return value
 
     def whole(self, name: str, default: int) -> int:
@@ -66,7 +69,7 @@ class Config:
         value = self.optional(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e38:
             raise SourceError(f"the model's config says {name} = {value!r}, not a number above 0.")
         return float(value)
 
@@ -203,7 +206,7 @@ def rotary_of(
         )
     base = rope.get("rope_theta")
     base = theta if base is None else base
-    if isinstance(base, bool) or not isinstance(base, (int, float)) or not base > 1:
+    if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < 1e38:
         raise SourceError(f"the model's config says rope_theta = {base!r}, not a number above 1.")
     return padded(rotary_spec(dim, float(base), rope, context, capacity or context))
 

@@ -1,263 +1,347 @@
-"""Broken models are refused in one sentence and nothing is left behind."""
+"""Broken models, as users meet them: one sentence, exit code 1, nothing left behind."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgechat.errors import BundleError, EdgechatError
-from edgechat.export import export_model, open_source
+from edgechat.cli import main
+
+Tensors = dict[str, np.ndarray]
+NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+LORA = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
 
-def edit_config(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    data = json.loads(path.read_text())
-    data.update(values)
+def edit_json(path: Path, **values: Any) -> None:
+    data = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({k: v for k, v in data.items() if v != "DELETE"}))
 
 
-def edit_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
+def config(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", **values)
 
 
-def nan(tensors: dict[str, np.ndarray]) -> None:
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+def rope(**values: Any) -> Callable[[Path], None]:
+    return config(rope_parameters={"rope_theta": 1e4, **values})
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def quantised(**values: Any) -> Callable[[Path], None]:
+    return config(quantization_config=values)
 
 
-BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
-    "unknown architecture": (lambda f: edit_config(f, model_type="mamba"), "'mamba'"),
-    "no model_type": (lambda f: edit_config(f, model_type="DELETE"), "model_type"),
-    "unknown rotary": (
-        lambda f: edit_config(f, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
-        "longrope",
+def tensors(change: Callable[[Tensors], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors")
+        change(stored)
+        save_file(stored, folder / "model.safetensors")
+
+    return damage
+
+
+def index(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Two shards with an index, which is changed."""
+
+    def damage(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        shards = {"1.safetensors": {NORM: stored.pop(NORM)}, "2.safetensors": stored}
+        for name, part in shards.items():
+            save_file(part, folder / name)
+        mapping: dict[str, Any] = {name: file for file, part in shards.items() for name in part}
+        change(mapping)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
+
+    return damage
+
+
+def cut(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return damage
+
+
+def write(name: str, content: str | bytes) -> Callable[[Path], None]:
+    raw = content if isinstance(content, bytes) else content.encode()
+    return lambda folder: (folder / name).write_bytes(raw) and None
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def rename(name: str, other: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).rename(folder / other) and None
+
+
+def links(name: str, target: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return damage
+
+
+def becomes_folder(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
+def both(*damages: Callable[[Path], object]) -> Callable[[Path], None]:
+    return lambda folder: [damage(folder) for damage in damages] and None
+
+
+def template(text: str) -> Callable[[Path], None]:
+    return write("chat_template.jinja", text)
+
+
+def gguf(content: bytes) -> Callable[[Path], list[str]]:
+    def damage(folder: Path) -> list[str]:
+        (folder / "m.gguf").write_bytes(content)
+        return [str(folder / "m.gguf")]
+
+    return damage
+
+
+def with_adapter(
+    *damages: Callable[[Path], object], inputs: int = 64, **settings: Any
+) -> Callable[[Path], list[str]]:
+    """An adapter of q_proj, damaged, beside the model."""
+
+    def damage(folder: Path) -> list[str]:
+        adapter = folder / "adapter"
+        adapter.mkdir()
+        values = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, **settings}
+        (adapter / "adapter_config.json").write_text(json.dumps(values))
+        ab = {"A": np.ones((4, inputs), "f4"), "B": np.ones((64, 4), "f4")}
+        stored = {LORA.format(name): value for name, value in ab.items()}
+        save_file(stored, adapter / "adapter_model.safetensors")
+        for change in damages:
+            change(adapter)
+        return [str(folder), "--adapter", str(adapter)]
+
+    return damage
+
+
+def sparse(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TIED = config(tie_word_embeddings=True)
+# damage: what is done to a model folder, or also the arguments of `edgechat export`; then what
+# the sentence has to say
+BREAK: dict[str, tuple[Callable[[Path], list[str] | None], str]] = {
+    # configs
+    "no config": (remove("config.json"), "no config.json"),
+    "config is a folder": (becomes_folder("config.json"), "no config.json"),
+    "config links to itself": (links("config.json", "config.json"), "no config.json"),
+    "config not json": (write("config.json", "{"), "config.json is not valid JSON"),
+    "config not text": (write("config.json", b"\xff\xfe{"), "config.json cannot be read"),
+    "config a list": (write("config.json", "[]"), "no JSON object"),
+    "config nested without end": (write("config.json", "[" * 99999), "not valid JSON"),
+    "config of 300 MB": (sparse("config.json", 300 << 20), "far too many"),
+    "unknown architecture": (config(model_type="mamba"), "'mamba'"),
+    "no model_type": (config(model_type="DELETE"), "model_type"),
+    "no layers": (config(num_hidden_layers="DELETE"), "num_hidden_layers"),
+    "a billion layers": (config(num_hidden_layers=10**9), "1,000,000,000, which no model has"),
+    "a trillion features": (config(hidden_size=10**12), "which no model has"),
+    "text for a number": (config(hidden_size="64"), "hidden_size"),
+    "huge number": (config(rms_norm_eps=10**400), "rms_norm_eps"),
+    "heads": (config(num_key_value_heads=3), "KV heads"),
+    "head size": (config(head_dim=20), "multiple of 16"),
+    "activation": (config(hidden_act="relu"), "relu"),
+    "unknown settings": (config(logit_softcap=30.0, alibi=True), "alibi = True"),
+    "unknown rotary": (rope(rope_type="spiral"), "'spiral'"),
+    "another model's rotary": (rope(rope_type="longrope"), "longrope"),
+    "rotary without factor": (rope(rope_type="linear"), "'factor'"),
+    "rotary with a huge factor": (rope(rope_type="linear", factor=10**400), "makes no sense"),
+    "rotary base": (rope(rope_theta=float("inf")), "rope_theta"),
+    # weights
+    "no weights": (remove("model.safetensors"), "no model.safetensors"),
+    "weights are a folder": (becomes_folder("model.safetensors"), "no model.safetensors"),
+    "weights link nowhere": (links("model.safetensors", "/nowhere"), "no model.safetensors"),
+    "pickle": (rename("model.safetensors", "pytorch_model.bin"), "save_pretrained"),
+    "cut weights": (cut("model.safetensors"), "model.safetensors is damaged"),
+    "empty weights": (write("model.safetensors", b""), "damaged"),
+    "endless header": (write("model.safetensors", b"\xff" * 64), "damaged"),
+    "nan": (tensors(lambda t: t[UP].__setitem__((3, 5), np.nan)), f"{UP} holds NaN"),
+    "infinite": (tensors(lambda t: t[NORM].fill(np.inf)), f"{NORM} holds NaN or infinite"),
+    "missing tensor": (tensors(lambda t: t.pop(NORM)), f"{NORM} is missing"),
+    "unknown tensor": (
+        tensors(lambda t: t.update({"score.weight": t[NORM]})),
+        "gives no place to (score.weight)",
     ),
-    "rotary without factor": (
-        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "rope_theta": 1e4}),
-        "'factor'",
+    "transposed": (tensors(lambda t: t.update({UP: t[UP].T.copy()})), "shape [64, 160]"),
+    "integers": (tensors(lambda t: t.update({NORM: np.ones(64, "i4")})), "type I32"),
+    "doubles": (tensors(lambda t: t.update({NORM: np.ones(64, "f8")})), "type F64"),
+    "FP8 without scales": (
+        tensors(lambda t: t.update({NORM: t[NORM].astype(ml_dtypes.float8_e5m2)})),
+        "type F8_E5M2",
     ),
-    "unknown setting": (lambda f: edit_config(f, logit_softcap=30.0), "logit_softcap"),
-    "activation": (lambda f: edit_config(f, hidden_act="relu"), "relu"),
-    "quantised": (
-        lambda f: edit_config(f, quantization_config={"quant_method": "awq"}),
-        "already quantised (awq); rounding it once more",
-    ),
-    "bitsandbytes": (
-        lambda f: edit_config(
-            f, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
-        ),
-        "bitsandbytes, 4-bit",
-    ),
+    "wrong size": (config(intermediate_size=99), "do not belong together"),
+    "too many layers": (config(num_hidden_layers=4), "layers.3"),
+    "too few layers": (config(num_hidden_layers=2), "and 6 more"),
+    "a head beside a tied one": (TIED, "tie_word_embeddings to false"),
+    "AWQ": (quantised(quant_method="awq"), "already quantised (awq); rounding it once more"),
+    "GPTQ": (quantised(quant_method="gptq", bits=4), "already quantised (gptq, 4)"),
+    "bitsandbytes": (quantised(quant_method="bitsandbytes", load_in_4bit=True), "4-bit"),
+    "MXFP4": (quantised(quant_method="mxfp4"), "mxfp4"),
     "packed, not said": (
-        lambda f: edit_tensors(f, lambda t: t.update({"model.q.qweight": np.ones(2, "i4")})),
-        "already quantised (it holds model.q.qweight)",
+        tensors(lambda t: t.update({"q.qweight": np.ones(2, "i4")})),
+        "already quantised (it holds q.qweight)",
     ),
-    "FP8 with other blocks": (
-        lambda f: edit_config(
-            f, quantization_config={"quant_method": "fp8", "weight_block_size": "big"}
+    "FP8 in odd blocks": (quantised(quant_method="fp8", weight_block_size="big"), "'big'"),
+    # shards
+    "cut shard": (both(index(lambda m: None), cut("2.safetensors")), "2.safetensors is damaged"),
+    "missing shard": (
+        both(index(lambda m: None), remove("1.safetensors")),
+        "1.safetensors is missing",
+    ),
+    "shard outside": (index(lambda m: m.update({NORM: "../1.safetensors"})), "points outside"),
+    "shard anywhere": (index(lambda m: m.update({NORM: "/etc/passwd"})), "points outside"),
+    "shard of no name": (index(lambda m: m.update({NORM: {}})), "is missing"),
+    "index with one too many": (
+        index(lambda m: m.update({"model.x": m[NORM]})),
+        "not where it says (model.x)",
+    ),
+    "index with one too few": (
+        index(lambda m: m.update({UP: "1.safetensors"})),
+        f"not where it says ({UP})",
+    ),
+    "tensor not in the index": (index(lambda m: m.pop(UP)), f"does not name {UP}"),
+    "index without a map": (index(lambda m: m.clear()), "no weight_map"),
+    "index not json": (
+        both(index(lambda m: None), write("model.safetensors.index.json", "{")),
+        "not valid JSON",
+    ),
+    "tensor in two shards": (
+        both(
+            index(lambda m: m.update({"model.x": "3.safetensors"})),
+            lambda folder: shutil.copy(folder / "1.safetensors", folder / "3.safetensors"),
         ),
-        "weight_block_size",
+        "is in both",
     ),
-    "no layers": (lambda f: edit_config(f, num_hidden_layers="DELETE"), "num_hidden_layers"),
-    "text for a number": (lambda f: edit_config(f, hidden_size="64"), "hidden_size"),
-    "heads": (lambda f: edit_config(f, num_key_value_heads=3), "KV heads"),
-    "head size": (lambda f: edit_config(f, head_dim=20), "multiple of 16"),
-    "too many layers": (lambda f: edit_config(f, num_hidden_layers=4), "layers.3"),
-    "wrong shape": (lambda f: edit_config(f, intermediate_size=99), "do not belong together"),
-    "no eos": (
-        lambda f: (
-            edit_config(f, eos_token_id="DELETE"),
-            (f / "generation_config.json").unlink(missing_ok=True),
-            (f / "tokenizer_config.json").write_text("{}"),
+    # tokenizers and templates
+    "no tokenizer": (remove("tokenizer.json"), "AutoTokenizer"),
+    "tokenizer is a folder": (becomes_folder("tokenizer.json"), "AutoTokenizer"),
+    "cut tokenizer": (cut("tokenizer.json"), "tokenizer"),
+    "tokenizer of another model": (
+        both(
+            config(vocab_size=200),
+            tensors(
+                lambda t: t.update({k: v[:200].copy() for k, v in t.items() if v.shape[0] == 320})
+            ),
+        ),
+        "260 tokens but the model only 200",
+    ),
+    "more embeddings than said": (config(vocab_size=300), "shape [320, 64]"),
+    "no end token": (
+        both(
+            config(eos_token_id="DELETE"),
+            remove("generation_config.json"),
+            write("tokenizer_config.json", "{}"),
         ),
         "end-of-sequence",
     ),
-    "eos outside": (lambda f: edit_config(f, eos_token_id=[2, 5000]), "outside"),
-    "config not json": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), "no JSON object"),
-    "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
-    "cut weights": (lambda f: cut(f / "model.safetensors"), "damaged"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
-    "pickle": (
-        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        "save_pretrained",
+    "end token outside": (config(eos_token_id=[2, 5000]), "outside"),
+    "end token of text": (config(eos_token_id="</s>"), "whole numbers"),
+    "settings not json": (write("tokenizer_config.json", "{"), "tokenizer_config.json is not"),
+    "template without end": (template(ENDLESS), "does not come to an end"),
+    "template calls itself": (
+        template("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+        "calls itself without end",
     ),
-    "nan": (lambda f: edit_tensors(f, nan), "NaN"),
-    "missing tensor": (
-        lambda f: edit_tensors(f, lambda t: t.__delitem__("model.norm.weight")),
-        "model.norm.weight is missing",
+    "huge template": (template("x" * 1_000_000), "1,000,000 characters"),
+    "template not valid": (template("{% for %}"), "not valid"),
+    "template of another file": (template("{% include '/etc/passwd' %}"), "cannot be used"),
+    "template refuses all": (template("{{ raise_exception('no') }}"), "says: no"),
+    "named templates": (
+        write("chat_template.json", json.dumps({"chat_template": [{"name": "a", "template": ""}]})),
+        "none is called 'default'",
     ),
-    "integer tensor": (
-        lambda f: edit_tensors(
-            f, lambda t: t.update({"model.norm.weight": np.ones(64, dtype=np.int32)})
-        ),
-        "I32",
+    # adapters
+    "no adapter": (lambda folder: [str(folder), "--adapter", str(folder)], "is no adapter"),
+    "adapter as model": (
+        lambda folder: (with_adapter()(folder) or []) and [str(folder / "adapter")],
+        "with --adapter",
     ),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "AutoTokenizer"),
-    "cut tokenizer": (lambda f: cut(f / "tokenizer.json"), "tokenizer"),
-    "unknown weights": (
-        lambda f: edit_tensors(f, lambda t: t.update({"score.weight": np.ones((2, 64), "f")})),
-        "gives no place to (score.weight)",
+    "adapter of another model": (with_adapter(inputs=32), "made for another one"),
+    "adapter of DoRA": (with_adapter(use_dora=True), "use_dora"),
+    "adapter of pickles": (
+        with_adapter(rename("adapter_model.safetensors", "adapter_model.bin")),
+        "adapter_model.bin (pickle",
     ),
-    "too few layers": (lambda f: edit_config(f, num_hidden_layers=2), "and 6 more"),
-    "a head beside a tied one": (
-        lambda f: edit_config(f, tie_word_embeddings=True),
-        "tie_word_embeddings to false",
+    "cut adapter": (with_adapter(cut("adapter_model.safetensors")), "damaged"),
+    "adapter of another rank": (with_adapter(r=8), "says rank 8"),
+    # other sources
+    "nowhere": (lambda folder: [str(folder / "nowhere")], "does not exist"),
+    "empty folder": (
+        lambda folder: (folder / "empty").mkdir() or [str(folder / "empty")],
+        "no config.json",
     ),
-    "shard outside": (
-        lambda f: edit_index(f, lambda m: m.update({"model.norm.weight": "../x.safetensors"})),
-        "outside the model folder",
+    "a file that is no model": (lambda folder: [str(folder / "config.json")], "GGUF"),
+    "revision of a folder": (
+        lambda folder: [str(folder), "--revision", "main"],
+        "is for hub ids",
     ),
-    "missing shard": (
-        lambda f: edit_index(f, lambda m: m.update({"model.norm.weight": "x.safetensors"})),
-        "x.safetensors is missing",
+    "revision with a trick": (
+        lambda folder: ["who/what", "--revision", "../../x"],
+        "no branch, tag or commit",
     ),
-    "index with a tensor too many": (
-        lambda f: edit_index(f, lambda m: m.update({"model.x": m["model.norm.weight"]})),
-        "not where it says (model.x)",
-    ),
-    "index without a tensor": (
-        lambda f: edit_index(f, lambda m: m.pop("model.norm.weight")),
-        "does not name model.norm.weight",
-    ),
-    "index without a map": (lambda f: edit_index(f, lambda m: m.clear()), "no weight_map"),
-    "a tensor in two shards": (
-        lambda f: edit_index(f, lambda m: m.update({"model.x": copy_shard(f)})),
-        "is in both",
-    ),
+    "empty GGUF": (gguf(b""), "GGUF"),
+    "GGUF without the rest": (gguf(b"GGUF\3\0\0\0"), "GGUF"),
+    "GGUF of huge counts": (gguf(b"GGUF" + b"\xff" * 200), "GGUF"),
 }
+READ_FIRST = ("nan", "infinite", "a head beside a tied one")
 
 
-def edit_index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Turn the one file into a shard with an index, and change that."""
-    file = folder / "model.safetensors"
-    mapping: dict[str, Any] = dict.fromkeys(load_file(file), "model-1.safetensors")
-    file.rename(folder / "model-1.safetensors")
-    change(mapping)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
+def test_there_are_more_than_forty() -> None:
+    assert len(BREAK) > 80
 
 
-def copy_shard(folder: Path) -> str:
-    (folder / "model-2.safetensors").write_bytes((folder / "model-1.safetensors").read_bytes())
-    return "model-2.safetensors"
-
-
+@pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize("case", BREAK)
-def test_broken_folder(case: str, make_folder: Callable[..., Path], tmp_path: Path) -> None:
-    folder = make_folder()
+def test_a_broken_model_is_refused(
+    case: str,
+    dry: bool,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``--dry-run`` foretells what does not show only in the values of tensors."""
+    if dry and case in READ_FIRST:
+        return
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
     damage, message = BREAK[case]
-    damage(folder)
-    with pytest.raises(EdgechatError) as caught:
-        export_model(open_source(str(folder), print), tmp_path / "out" / "b", "fp32")
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    args = damage(folder) or [str(folder)]
+    options = ["-o", str(tmp_path / "out" / "b"), "-p", "fp32", *(["--dry-run"] if dry else [])]
+    monkeypatch.setattr(sys, "argv", ["edgechat", "export", *args, *options])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    *progress, sentence = shown.err.strip().splitlines()
+    assert all("layer" in line for line in progress)
+    assert sentence.startswith("error: ")
+    assert message in sentence
+    assert dry or not shown.out
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
-
-
-def test_tokenizer_larger_than_the_embedding(
-    make_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = make_folder(vocab_size=200)
-    with pytest.raises(EdgechatError, match="do not belong together"):
-        export_model(open_source(str(folder), print), tmp_path / "b", "fp32")
-
-
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + b"\xff" * 200, b"not a model"])
-def test_broken_gguf(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(content)
-    with pytest.raises(EdgechatError, match="GGUF"):
-        open_source(str(path), print)
-
-
-@pytest.mark.parametrize("name", ["nowhere", "no/where/at/all", "m.gguf", ""])
-def test_models_that_do_not_exist(name: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(EdgechatError):
-        open_source(name or "empty", print)
-
-
-def test_an_existing_folder_is_kept(tiny_folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "b"
-    source = open_source(str(tiny_folder), print)
-    export_model(source, target, "fp32")
-    before = (target / "edgechat.json").read_bytes()
-    with pytest.raises(BundleError, match="--overwrite"):
-        export_model(source, target, "int8")
-    assert (target / "edgechat.json").read_bytes() == before
-    export_model(source, target, "int8", overwrite=True)
-    assert (target / "edgechat.json").read_bytes() != before
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]
-
-
-def test_overwrite_never_replaces_what_is_no_bundle(tiny_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "photo").write_text("x")
-    with pytest.raises(BundleError, match="no bundle"):
-        export_model(
-            open_source(str(tiny_folder), print), tmp_path / "precious", "fp32", overwrite=True
-        )
-    assert (tmp_path / "precious" / "photo").read_text() == "x"
-
-
-def test_a_disk_that_fills_up_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
-    """A file size limit makes writes fail in the middle, as a full disk does."""
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)\n"
-        "from edgechat.cli import main\n"
-        f"sys.argv = ['edgechat', 'export', {str(tiny_folder)!r}, '-o', 'out/b', '-p', 'fp32']\n"
-        "main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 1
-    assert "could not be written" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_sigterm_in_the_middle_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys\n"
-        "import edgechat.export.export as e\n"
-        "from edgechat.cli import main\n"
-        "e.write_manifest = lambda *a: os.kill(os.getpid(), signal.SIGTERM)\n"
-        f"sys.argv = ['edgechat', 'export', {str(tiny_folder)!r}, '-o', 'b', '-p', 'fp32']\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert done.returncode == 143
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_kill_in_the_middle_leaves_no_bundle_and_the_next_export_tidies_up(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    code = (
-        "import os, sys\n"
-        "import edgechat.export.export as e\n"
-        "from edgechat.export import export_model, open_source\n"
-        "from pathlib import Path\n"
-        "e.write_manifest = lambda *a: os.kill(os.getpid(), 9)\n"
-        f"export_model(open_source({str(tiny_folder)!r}, print), Path('b'), 'fp32')"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert not (tmp_path / "b").exists()
-    assert len(list(tmp_path.iterdir())) == 1
-    export_model(open_source(str(tiny_folder), print), tmp_path / "b", "fp32")
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]

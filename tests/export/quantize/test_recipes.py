@@ -16,7 +16,7 @@ from edgechat.errors import SettingsError
 from edgechat.export import export_model, open_source
 from edgechat.export.architectures import find_architecture
 from edgechat.export.decoder import build_decoder
-from edgechat.export.dialects.ort_cpu import OPSETS, OrtCpu
+from edgechat.export.dialects.ort_cpu import OrtCpu
 from edgechat.export.graph import GraphBuilder
 from edgechat.export.quantize.activations import Calibrator, perplexity
 from edgechat.export.quantize.blockwise import quantize_blocks
@@ -69,7 +69,7 @@ def test_folding_and_rotating_leaves_fp32_logits_unchanged(
     spec, weights = load(folder)
     untied = DecoderSpec(**{**vars(spec), "tied_embeddings": False})
     rotated = tmp_path / "plain" / "rotated.onnx"
-    with GraphBuilder(rotated, tmp_path / "plain" / "rotated.data", OPSETS) as graph:
+    with GraphBuilder(rotated, tmp_path / "plain" / "rotated.data", OrtCpu.opsets) as graph:
         dialect = OrtCpu(graph, untied, blocks=False, max_capacity=256)
         build_decoder(untied, RotatedWeights(weights, spec), dialect, lambda done: None)
         graph.save()

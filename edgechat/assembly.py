@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from edgechat.bundle import Bundle
+from edgechat.bundle import Bundle, Manifest
 from edgechat.errors import EngineError
 from edgechat.paths import cache_folder
 from edgechat.runtime.archive import BLOCK, Archive
@@ -52,22 +53,27 @@ def make_engine(
 def make_cache(bundle: Bundle, settings: Settings, engine: Engine, codec: TextCodec) -> KVCache:
     """An empty cache over ``engine``, with an archive of its own if ``settings`` recall."""
     memory = Memory(make_archive(bundle, settings)) if settings.recalls else None
-    return KVCache(engine, settings.make_policy(), memory, codec.marks, codec.sentence_ends)
+    marks, ends = codec.marks, codec.sentence_ends
+    return KVCache(engine, settings.make_policy(), memory, marks, ends, settings.prefill_chunk)
 
 
 def make_archive(bundle: Bundle, settings: Settings) -> Archive:
     """The archive ``settings`` ask for, for the KV cache of ``bundle``."""
-    dims = bundle.manifest.dims
     folder = None if settings.archive_folder is None else Path(settings.archive_folder)
     if folder is None:  # the system's temporary folder may lie in memory
         own = cache_folder() / "archive"
         with suppress(OSError):
             own.mkdir(parents=True, exist_ok=True)
             folder = own
-    return Archive(
-        (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim),
-        np.dtype(bundle.manifest.kv_dtype),
-        dims.hidden_size,
-        folder,
-        settings.archive_mib << 20,
-    )
+    shape, dtype, hidden_size, limit = archive_form(bundle.manifest, settings)
+    return Archive(shape, dtype, hidden_size, folder, limit)
+
+
+def archive_form(
+    manifest: Manifest, settings: Settings
+) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
+    """The archive's shape, dtype, hidden size and limit in bytes."""
+    dims = manifest.dims
+    shape = (dims.num_layers, 2, dims.num_kv_heads, BLOCK, dims.head_dim)
+    limit = settings.archive_mib << 20
+    return shape, np.dtype(manifest.kv_dtype), dims.hidden_size, limit

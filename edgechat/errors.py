@@ -25,6 +25,10 @@ class CapacityError(EdgechatError):
     """What should be fed does not fit the KV cache and the policy may not evict."""
 
 
+class DeviceError(EdgechatError):
+    """A bundle does not fit the device it was planned for; the message says what would."""
+
+
 class TemplateError(EdgechatError):
     """The chat template is broken or refused the messages."""
 

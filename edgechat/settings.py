@@ -9,20 +9,30 @@ from pathlib import Path
 
 import yaml
 
+from edgechat.device import Device
 from edgechat.errors import ProfileError, SettingsError
 from edgechat.paths import read_text
+from edgechat.runtime.kv_cache import PREFILL_CHUNK
 from edgechat.runtime.policies import POLICIES, Policy, make_policy
 from edgechat.runtime.sampling import SamplingSettings
 from edgechat.runtime.upkeep import Upkeep
 from edgechat.validate import Invalid, build
 
 DEFAULT_PROFILE = "chat"
+DIALECTS = {  # what a bundle of each export target speaks
+    "cpu": "ort_cpu",
+    "cuda": "ort_cuda",
+    "jetson-jp7": "tensorrt_10_15",
+    "jetson-jp6": "tensorrt_10_3",
+}
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "policy": POLICIES,
     "kv": (None, "fp32", "int8"),
     "coherence_check": ("off", "report", "retry"),
+    "target": (None, *DIALECTS),
 }
 LARGEST_ARCHIVE = 1 << 20  # MiB
+LARGEST_CHUNK = 8192  # tokens
 WHOLE = (
     "sinks",
     "archive_mib",
@@ -41,12 +51,14 @@ class Settings:
     ``policy``: key (sinks, key tokens and a window), window (sinks and a window; both go on for
     ever) or full (stops at the bundle's capacity). ``cache_window``: tokens the cache holds
     besides the ``sinks`` first ones; ``key_token_ratio``: part of it that key tokens may take.
-    ``capacity``: most tokens the device should hold, ``kv``: the KV precision it should have
-    (fp32 or int8): both are what export takes, and a longer window shrinks.
+    ``target``: what to export for; ``capacity``: most tokens the device should hold, ``kv``: the
+    KV precision it should have (fp32 or int8): all three are what export takes, and a longer
+    window shrinks. ``prefill_chunk``: most tokens a prefill step feeds.
     ``archive_mib``: disk space for evicted blocks (0: forget them), in ``archive_folder`` (None:
     in edgechat's cache folder). ``prefill_optimization``: keep the system prompt's keys and
     values on disk for the next start. ``threads``: None uses the cores this process may run on;
-    ``max_tokens``: longest reply. The rest: :class:`~edgechat.runtime.conversation.Upkeep`.
+    ``max_tokens``: longest reply. ``device``: what ``edgechat plan`` reckons with. The rest:
+    :class:`~edgechat.runtime.conversation.Upkeep`.
     """
 
     description: str = ""
@@ -54,8 +66,10 @@ class Settings:
     cache_window: int = 1536
     key_token_ratio: float = 0.2
     sinks: int = 4
+    target: str | None = None
     capacity: int | None = None
     kv: str | None = None
+    prefill_chunk: int = PREFILL_CHUNK
     archive_mib: int = 1024
     archive_folder: str | None = None
     recall_blocks: int = 2
@@ -68,12 +82,17 @@ class Settings:
     threads: int | None = None
     max_tokens: int = 512
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    device: Device | None = None
 
     def __post_init__(self) -> None:
         if self.cache_window < 16:
             raise SettingsError(f"the window must be at least 16 tokens, not {self.cache_window}.")
         if self.capacity is not None and self.capacity < 16:
             raise SettingsError(f"capacity must be at least 16 tokens, not {self.capacity}.")
+        if not 16 <= self.prefill_chunk <= LARGEST_CHUNK:
+            raise SettingsError(
+                f"prefill_chunk must be from 16 to {LARGEST_CHUNK:,}, not {self.prefill_chunk:,}."
+            )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 shown = ", ".join(str(k) for k in known if k is not None)

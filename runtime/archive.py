@@ -34,6 +34,34 @@ class Block:
         return self.start + int(self.kv.shape[3])
 
 
+@dataclass(frozen=True)
+class ArchiveSize:
+    """What an archive of ``most`` blocks takes: ``record_bytes`` each on disk, and in memory
+    ``index_bytes`` each once it was written."""
+
+    most: int
+    record_bytes: int
+    index_bytes: int
+
+
+def archive_size(
+    shape: tuple[int, ...], dtype: np.dtype[np.generic], hidden_size: int, limit: int
+) -> ArchiveSize:
+    """Of an :class:`Archive` made with the same arguments; ArchiveError when it holds no block."""
+    record_bytes = int(np.prod(shape)) * _stored(dtype).itemsize
+    if limit < record_bytes:
+        raise ArchiveError(
+            f"an archive of {limit >> 20:,} MiB holds not one block of "
+            f"{record_bytes / 2**20:.1f} MiB; choose a larger archive_mib."
+        )
+    return ArchiveSize(limit // record_bytes, record_bytes, 4 * 8 + 2 * (BLOCK + hidden_size))
+
+
+def _stored(dtype: np.dtype[np.generic]) -> np.dtype[Any]:
+    """The type a cache of ``dtype`` is archived in."""
+    return np.dtype(np.float16) if dtype == np.float32 else np.dtype(dtype)
+
+
 class Archive:
     """A ring of block records in one temporary file; the oldest make room for new ones.
 
@@ -52,15 +80,9 @@ class Archive:
         folder: Path | None,
         limit: int,
     ) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(np.float16) if dtype == np.float32 else np.dtype(dtype)
-        self.record_bytes = int(np.prod(shape)) * self.dtype.itemsize
-        self.most = limit // self.record_bytes
-        if self.most < 1:
-            raise ArchiveError(
-                f"an archive of {limit >> 20:,} MiB holds not one block of "
-                f"{self.record_bytes / 2**20:.1f} MiB; choose a larger archive_mib."
-            )
+        size = archive_size(shape, dtype, hidden_size, limit)
+        self.shape, self.dtype = shape, _stored(dtype)
+        self.most, self.record_bytes = size.most, size.record_bytes
         self.hidden_size = hidden_size
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115

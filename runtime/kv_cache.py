@@ -18,7 +18,7 @@ from edgechat.runtime.policies import Policy
 from edgechat.runtime.slots import Ranges, SlotTable, inside
 
 Ids = NDArray[np.int64]
-PREFILL_CHUNK = 256  # tokens a step: the fastest; longer ones waste attention above the diagonal
+PREFILL_CHUNK = 256  # tokens: a CPU's fastest; longer steps waste attention above the diagonal
 EVICT_CHUNK = 256  # slots a compaction frees; perplexity does not see the difference to 1
 FIRST_TOKENS = 4  # of a text: their activations are unlike all others and say nothing
 RECALL_DISTANCE = 8  # slots between what is recalled and the turn: adjacent, it is not repeated
@@ -30,7 +30,7 @@ class KVCache:
 
     ``fed`` counts the transcript tokens that were fed so far; some of them may be evicted. With a
     ``memory``, what is evicted goes there and can be recalled. ``marks`` are ids that are not text
-    (the template's).
+    (the template's); ``chunk`` is the most tokens a prefill step feeds.
     """
 
     def __init__(
@@ -40,10 +40,12 @@ class KVCache:
         memory: Memory | None = None,
         marks: frozenset[int] = frozenset(),
         sentence_ends: frozenset[int] = frozenset(),
+        chunk: int = PREFILL_CHUNK,
     ) -> None:
         if engine.rows != 1:
             raise ValueError("a KVCache keeps one conversation: it needs an engine with one row")
         self.engine, self.policy, self.memory = engine, policy, memory
+        self._chunk = chunk
         self.slots = SlotTable(engine.capacity, engine.hidden_size if memory else 0)
         self.fed = 0
         self.evicted = 0  # slots dropped to make room
@@ -283,7 +285,7 @@ class KVCache:
     def _next_chunk(self, left: int, all_logits: bool) -> int:
         """Tokens the next step feeds of ``left``."""
         alone = self.slots.length == 0 and self.engine.first_alone
-        most = min(PREFILL_CHUNK, self.engine.most_tokens(all_logits))
+        most = min(self._chunk, self.engine.most_tokens(all_logits))
         return min(left, self.room, 1 if alone else most)
 
     def _drop(self, gone: NDArray[np.bool_]) -> None:

@@ -13,6 +13,7 @@ from edgechat.cli import (
     evaluate,
     export,
     inspect,
+    plan,
     profiles,
     run,
     verify,
@@ -52,6 +53,7 @@ app.command("eval", no_args_is_help=True)(evaluate.eval_command)
 app.command("bench", no_args_is_help=True)(bench.bench)
 app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("inspect", no_args_is_help=True)(inspect.inspect)
+app.command("plan", no_args_is_help=True)(plan.plan)
 app.command("profiles")(profiles.profiles)
 app.command("doctor")(doctor.doctor)
 app.command("cache", no_args_is_help=True)(cache.cache)

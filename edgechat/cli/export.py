@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 from edgechat.bundle import Bundle
 from edgechat.cli.dry_run import show
 from edgechat.errors import EdgechatError, SettingsError
-from edgechat.settings import Settings, load_profile
+from edgechat.settings import DIALECTS, Settings, load_profile
 from edgechat.template_check import check_template
 
 LARGEST_LOSS = 3.0  # percent of perplexity; more is worth a warning
@@ -48,12 +48,13 @@ def export(
         ),
     ] = None,
     target: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default="cpu",
             help="What will run the bundle: cpu, cuda (ONNX Runtime on an NVIDIA GPU), or a Jetson "
-            "by its JetPack: jetson-jp7 (TensorRT 10.15 or later) or jetson-jp6 (TensorRT 10.3)."
+            "by its JetPack: jetson-jp7 (TensorRT 10.15 or later) or jetson-jp6 (TensorRT 10.3).",
         ),
-    ] = "cpu",
+    ] = None,
     kv: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +91,11 @@ def export(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Take --kv and --capacity from this profile, such as small-cpu."),
+        typer.Option(
+            help="Take --target, --kv and --capacity from this profile, such as "
+            "jetson-orin-nano-8gb. Join it with the use (npc,jetson-orin-nano-8gb): a Jetson's "
+            "cache is made as long as the window."
+        ),
     ] = None,
     importance: Annotated[
         bool,
@@ -125,10 +130,14 @@ def export(
     if int8 and precision not in (None, "int8"):
         raise SettingsError(f"--int8 and --precision {precision} contradict each other; give one.")
     wished = Settings() if profile is None else load_profile(profile)
-    kv = kv or wished.kv
-    capacity = wished.capacity if capacity is None else capacity
     if as_json and not only_look:
         raise SettingsError("--json is for --dry-run; leave it out or add --dry-run.")
+    if target is None or wished.target in (None, target):
+        kv = kv or wished.kv
+    target = target or wished.target or "cpu"
+    if capacity is None and wished.capacity is not None:
+        fixed = DIALECTS.get(target, "").startswith("tensorrt")
+        capacity = wished.slots(wished.capacity, False) if fixed else wished.capacity
     try:
         from edgechat.export import (
             TARGETS,

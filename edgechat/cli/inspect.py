@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgechat.assembly import make_archive
-from edgechat.bundle import Bundle, Manifest, load_bundle
+from edgechat.bundle import Manifest, load_bundle
+from edgechat.cli.plan import as_json_object, print_memory, wide_console
+from edgechat.memory_plan import MemoryPlan, mib, plan_memory
 from edgechat.runtime.archive import BLOCK
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile
-
-MIB = 1 << 20
 
 
 def inspect(
@@ -45,19 +43,17 @@ def inspect(
         policy=policy, cache_window=window, sinks=sinks, recall_blocks=recall_blocks
     )
     manifest = loaded.manifest
-    capacity = settings.slots(manifest.max_capacity, window is not None)
-    plan = memory_plan(loaded, settings, capacity)
+    plan = plan_memory(manifest, settings, window is not None)
     if as_json:
         data = {k: v for k, v in dataclasses.asdict(manifest).items() if k != "files"}
         data["settings"] = dataclasses.asdict(settings)
-        typer.echo(json.dumps({**data, "memory_plan": plan}, ensure_ascii=False))
+        typer.echo(json.dumps({**data, "memory_plan": as_json_object(plan)}, ensure_ascii=False))
         return
     console = Console()
     sections = [
         ("Model", _model(manifest)),
         (f"Graph contract ({manifest.graph.dialect})", _contract(manifest)),
         (f"Settings (profile {profile})", _settings(manifest, settings, plan)),
-        ("Memory", _memory(settings, plan)),
     ]
     for title, rows in sections:
         table = Table(
@@ -67,33 +63,7 @@ def inspect(
             table.add_row(Text(name), Text(value))
         console.print(table, highlight=False)
         console.print()
-
-
-def memory_plan(bundle: Bundle, settings: Settings, capacity: int) -> dict[str, int]:
-    """Bytes a run with ``capacity`` KV slots needs; of the archive what it takes when full."""
-    manifest = bundle.manifest
-    weights = sum(i.size for n, i in manifest.files.items() if n != "tokenizer.json")
-    kv = manifest.kv_bytes_per_slot * capacity
-    hidden = index = disk = tokens = 0
-    if settings.recalls:
-        archive = make_archive(bundle, settings)
-        row = sum(c.itemsize * math.prod(c.shape[1:]) for c in archive.table().values())
-        archive.close()
-        hidden = manifest.dims.hidden_size * 4 * capacity
-        index, disk = archive.most * row, archive.most * archive.record_bytes
-        tokens = archive.most * BLOCK
-    return {
-        "weight_bytes": weights,
-        "weight_bytes_read_per_token": manifest.weight_bytes_per_token,
-        "kv_capacity_tokens": capacity,
-        "kv_bytes_per_token": manifest.kv_bytes_per_slot,
-        "kv_bytes_at_capacity": kv,
-        "hidden_state_bytes": hidden,
-        "archive_index_bytes": index,
-        "archive_disk_bytes": disk,
-        "archive_tokens": tokens,
-        "total_bytes": weights + kv + hidden + index,
-    }
+    print_memory(wide_console(), plan)
 
 
 def _model(m: Manifest) -> list[tuple[str, str]]:
@@ -106,6 +76,10 @@ def _model(m: Manifest) -> list[tuple[str, str]]:
         ("layers", f"{d.num_layers} x hidden {d.hidden_size}, MLP {d.intermediate_size}"),
         ("attention", f"{d.num_heads} heads, {d.num_kv_heads} KV heads of size {d.head_dim}"),
         ("vocabulary", f"{d.vocab_size:,} ({m.tokens.size:,} tokens in the tokenizer)"),
+        (
+            "weights read per token",
+            f"{m.weight_bytes_per_token / 1e6:,.1f} MB",
+        ),
         ("context", f"{d.context_length:,} tokens trained, KV capacity up to {m.max_capacity:,}"),
         (
             "rotary",
@@ -123,10 +97,10 @@ def _contract(m: Manifest) -> list[tuple[str, str]]:
     return rows
 
 
-def _settings(m: Manifest, s: Settings, plan: dict[str, int]) -> list[tuple[str, str]]:
+def _settings(m: Manifest, s: Settings, plan: MemoryPlan) -> list[tuple[str, str]]:
     rows = [("policy", s.policy)]
     if s.policy != "full":
-        room = plan["kv_capacity_tokens"] - s.sinks
+        room = plan.slots - s.sinks
         shrunk = "" if room == s.cache_window else f" ({s.cache_window:,} asked for)"
         rows += [
             ("window", f"{room:,} tokens{shrunk}"),
@@ -136,7 +110,7 @@ def _settings(m: Manifest, s: Settings, plan: dict[str, int]) -> list[tuple[str,
     if s.policy == "key":
         rows.append(("key tokens", f"up to {s.keys:,} of the window"))
     if s.recalls:
-        held = f"{plan['archive_disk_bytes'] / MIB:,.0f} MiB on disk, {plan['archive_tokens']:,}"
+        held = f"{mib(plan.archive_disk_bytes)} on disk, {plan.archive_tokens:,}"
         where = "" if s.archive_folder is None else f", in {s.archive_folder}"
         rows += [
             ("recall", f"{s.recall_blocks} blocks of {BLOCK} tokens for a question"),
@@ -153,21 +127,6 @@ def _settings(m: Manifest, s: Settings, plan: dict[str, int]) -> list[tuple[str,
             )
         )
     return rows
-
-
-def _memory(s: Settings, plan: dict[str, int]) -> list[tuple[str, str]]:
-    kv = f"{plan['kv_capacity_tokens']:,} tokens x {plan['kv_bytes_per_token'] / 1024:,.1f} KiB"
-    rows = [
-        ("weights", f"{plan['weight_bytes'] / MIB:,.0f} MiB on disk"),
-        ("read per token", f"{plan['weight_bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
-        ("KV cache", f"{plan['kv_bytes_at_capacity'] / MIB:,.1f} MiB ({kv})"),
-    ]
-    if s.recalls:
-        rows += [
-            ("hidden states", f"{plan['hidden_state_bytes'] / MIB:,.1f} MiB"),
-            ("archive index", f"up to {plan['archive_index_bytes'] / MIB:,.1f} MiB"),
-        ]
-    return [*rows, ("together", f"{plan['total_bytes'] / MIB:,.0f} MiB")]
 
 
 def _shape(shape: tuple[Any, ...]) -> str:

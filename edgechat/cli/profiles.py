@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgechat.device import Device
+from edgechat.runtime.sampling import SamplingSettings
 from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, profile_names
 
 MEANINGS = {
@@ -18,8 +20,10 @@ MEANINGS = {
     "cache_window": "tokens the cache holds besides the sinks",
     "key_token_ratio": "part of the window for old tokens that mattered",
     "sinks": "first tokens, always kept",
+    "target": "what to export for",
     "capacity": "longest cache of the device: export takes it, a longer window shrinks",
     "kv": "KV precision, fp32 or int8: export takes it",
+    "prefill_chunk": "most tokens of a message that are read at once",
     "archive_mib": "disk space for what left the cache; 0 = forget it",
     "archive_folder": "where that is; the system's temporary folder",
     "recall_blocks": "passages brought back for a question; 0 = off",
@@ -37,6 +41,13 @@ MEANINGS = {
     "sampling.min_p": "only tokens at least this fraction as likely as the best; 0 = off",
     "sampling.repeat_penalty": "makes recent tokens less likely; 1 = off",
     "sampling.seed": "makes sampling repeatable",
+    "device.memory_gib": "for edgechat plan: the device's memory",
+    "device.shared_memory": "whether processor and GPU share it",
+    "device.reserved_gib": "what the system takes of it",
+    "device.swap_gib": "swap space that building an engine may use",
+    "device.bandwidth_gb_per_second": "the memory's bandwidth",
+    "device.int8_tops": "10^12 dense INT8 operations a second",
+    "device.fp16_tflops": "10^12 dense FP16 operations a second",
 }
 
 
@@ -67,12 +78,14 @@ def profiles(
 
 
 def values(settings: Settings) -> dict[str, object]:
-    """What ``settings`` say, sampling's own values behind a dot."""
+    """What ``settings`` say, the values of sampling and device behind a dot."""
     flat: dict[str, object] = dataclasses.asdict(settings)
-    del flat["description"]
-    sampling = dataclasses.asdict(settings.sampling)
-    del flat["sampling"]
-    return {**flat, **{f"sampling.{name}": value for name, value in sampling.items()}}
+    for name in ("description", "sampling", "device"):
+        del flat[name]
+    for name, of in (("sampling", settings.sampling), ("device", settings.device)):
+        for f in dataclasses.fields(SamplingSettings if name == "sampling" else Device):
+            flat[f"{name}.{f.name}"] = getattr(of, f.name, None)
+    return flat
 
 
 def _rows(shown: dict[str, object]) -> Table:

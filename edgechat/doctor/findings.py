@@ -9,7 +9,7 @@ from typing import Literal
 from edgechat.doctor.libraries import Libraries, Library
 from edgechat.doctor.machine import Machine
 from edgechat.doctor.needs import Needs
-from edgechat.doctor.verdict import Engine, Verdict, free_memory, provider_gap
+from edgechat.doctor.verdict import Engine, Verdict, free_memory, needed_memory, provider_gap
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -110,11 +110,12 @@ def needs_findings(
         backend = "ONNX Runtime" if needs.tensorrt is None else f"TensorRT {needs.oldest} or later"
         made = f"weights {needs.precision}, KV cache {needs.kv_dtype}; {needs.dialect}, {backend}"
         rows.append(Finding("neither", bundle.name, made))
-        if needs.memory is not None:
+        needed = needed_memory(needs, libraries)
+        if needed is not None:
             free = free_memory(needs, m, libraries)
             there = "" if free is None else f", {free // MIB:,} MiB are free"
-            fits = free is None or needs.memory <= free
-            need = f"{needs.memory // MIB:,} MiB with {needs.capacity:,} tokens in the cache{there}"
+            fits = free is None or needed <= free
+            need = f"{needed // MIB:,} MiB with {needs.capacity:,} tokens in the cache{there}"
             rows.append(Finding("good" if fits else "bad", "memory", need))
         if engine is not None and engine.why_build is None:
             rows.append(Finding("good", "engine", "is there for this TensorRT and GPU"))

@@ -7,19 +7,14 @@ from pathlib import Path
 
 from edgechat.assembly import needs_importance
 from edgechat.bundle import Bundle, load_bundle
-from edgechat.cli.inspect import memory_plan
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.errors import BundleError, EngineError, SettingsError
 from edgechat.runtime.engine import check_capacity
 from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable, disk_needed
-from edgechat.settings import Settings
+from edgechat.memory_plan import plan_memory
+from edgechat.settings import DIALECTS, Settings
 
-TARGETS = {  # of edgechat export, by dialect
-    "ort_cpu": "cpu",
-    "ort_cuda": "cuda",
-    "tensorrt_10_15": "jetson-jp7",
-    "tensorrt_10_3": "jetson-jp6",
-}
+TARGETS = {dialect: target for target, dialect in DIALECTS.items()}  # of edgechat export
 PROVIDERS = {"ort_cpu": "CPUExecutionProvider", "ort_cuda": "CUDAExecutionProvider"}
 INT8_KV = (1, 32)  # the first ONNX Runtime whose attention reads an int8 cache
 
@@ -27,7 +22,8 @@ INT8_KV = (1, 32)  # the first ONNX Runtime whose attention reads an int8 cache
 @dataclass(frozen=True)
 class Needs:
     """``provider``: of ONNX Runtime, in at least the version ``onnxruntime``; ``tensorrt``: the
-    oldest version that takes it. Sizes in bytes: ``memory`` for weights and buffers while it runs,
+    oldest version that takes it. Sizes in bytes: ``memory`` while it runs, ``gpu_memory``
+    what of it a card with memory of its own holds,
     ``engine_disk`` for the engine that TensorRT builds. ``gaps``: what is wrong with the bundle
     or the settings, on every machine."""
 
@@ -36,6 +32,7 @@ class Needs:
     onnxruntime: tuple[int, int] | None = None
     tensorrt: tuple[int, int] | None = None
     memory: int | None = None
+    gpu_memory: int | None = None
     engine_disk: int | None = None
     capacity: int | None = None
     precision: str | None = None
@@ -60,7 +57,7 @@ def dialect_needs(dialect: str) -> Needs:
 def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
     """Of ``bundle``, whose files are compared with their checksums."""
     manifest = bundle.manifest
-    gaps, memory, capacity = [], None, None
+    gaps, plan, capacity = [], None, None
     dialect = manifest.graph.dialect
     try:
         bundle.verify()
@@ -73,7 +70,7 @@ def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
             check_buildable(bundle)
         capacity = settings.slots(manifest.max_capacity, window_asked=False)
         check_capacity(manifest, capacity, needs_importance(settings))
-        memory = memory_plan(bundle, settings, capacity)["total_bytes"]
+        plan = plan_memory(manifest, settings)
     except (BundleError, EngineError, SettingsError) as error:
         gaps.append(gap_of(str(error)))
     return Needs(
@@ -81,7 +78,8 @@ def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
         provider=PROVIDERS.get(dialect),
         onnxruntime=INT8_KV if dialect == "ort_cpu" and manifest.kv_dtype == "int8" else None,
         tensorrt=NEEDED.get(dialect),
-        memory=memory,
+        memory=None if plan is None else plan.talking_bytes,
+        gpu_memory=None if plan is None else plan.gpu_bytes,
         engine_disk=disk_needed(bundle) if dialect in NEEDED else None,
         capacity=capacity,
         precision=manifest.precision,

@@ -164,12 +164,18 @@ def tensorrt_gaps(needs: Needs, machine: Machine, libraries: Libraries) -> list[
 
 
 def memory_gaps(needs: Needs, machine: Machine, libraries: Libraries) -> list[Gap]:
-    free = free_memory(needs, machine, libraries)
-    if needs.memory is None or free is None or needs.memory <= free:
+    free, needed = free_memory(needs, machine, libraries), needed_memory(needs, libraries)
+    if needed is None or free is None or needed <= free:
         return []
     where = "GPU memory" if needs.on_gpu and not _shared(libraries) else "memory"
-    problem = f"{needs.memory // MIB:,} MiB of {where} are needed but {free // MIB:,} MiB are free"
+    problem = f"{needed // MIB:,} MiB of {where} are needed but {free // MIB:,} MiB are free"
     return [Gap(problem, "choose a smaller --window or model, or end other programs")]
+
+
+def needed_memory(needs: Needs, libraries: Libraries) -> int | None:
+    """Bytes the bundle takes there."""
+    on_card = needs.on_gpu and libraries.gpu is not None and not libraries.gpu.integrated
+    return needs.gpu_memory if on_card and needs.gpu_memory is not None else needs.memory
 
 
 def free_memory(needs: Needs, machine: Machine, libraries: Libraries) -> int | None:

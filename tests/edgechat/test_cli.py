@@ -22,7 +22,8 @@ def test_export_inspect_run(run: Run, tiny_folder: Path, tmp_path: Path) -> None
     assert done.stdout == ""
     plan = json.loads(run("inspect", bundle, "--json", "--window", "60").stdout)
     assert plan["max_capacity"] == 128
-    assert plan["memory_plan"]["kv_bytes_at_capacity"] == 64 * 2 * 3 * 2 * 16 * 4
+    (cache,) = [i for i in plan["memory_plan"]["talking"] if i["name"] == "KV cache"]
+    assert cache["bytes"] == 64 * 2 * 3 * 2 * 16 * 4
     assert "Graph contract" in run("inspect", bundle).stdout
     options = ["-n", "5", "--seed", "1", "--temp", "1"]
     two = run("run", bundle, "--prompt", "a", "--prompt", "b", "--json", *options).stdout

@@ -6,12 +6,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgechat.cli.profiles import MEANINGS, values
 from edgechat.errors import ProfileError
-from edgechat.settings import DEFAULT_PROFILE, Settings, load_profile, profile_names
+from edgechat.settings import DEFAULT_PROFILE, DIALECTS, Settings, load_profile, profile_names
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -89,31 +90,56 @@ def test_export_takes_kv_and_capacity_unless_given(
     assert [(m["kv_dtype"], m["max_capacity"]) for m in found] == [("int8", 64), ("float32", 128)]
 
 
-def test_inspect_shows_settings_and_their_memory(run: Run, tiny_bundle: Path) -> None:
-    def plan(*args: str) -> tuple[dict[str, object], dict[str, int]]:
+def test_a_profile_picks_the_target_and_a_jetson_the_window(
+    run: Run, tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = ["-p", "fp16", "-o"]
+    device = "jetson-orin-nano-8gb"
+    run("export", tiny_folder, "--profile", f"npc,{device}", *options, tmp_path / "a")
+    run(
+        "export", tiny_folder, "--profile", device, "--target", "jetson-jp7", "--capacity", "128",
+        *options, tmp_path / "b",
+    )  # fmt: skip
+    run(
+        "export", tiny_folder, "--profile", "small-cpu", "--target", "jetson-jp7",
+        *options, tmp_path / "c",
+    )  # fmt: skip
+    found = [json.loads((tmp_path / name / "edgechat.json").read_text()) for name in "abc"]
+    assert [(m["graph"]["dialect"], m["max_capacity"]) for m in found] == [
+        ("tensorrt_10_3", 516),
+        ("tensorrt_10_15", 128),
+        ("tensorrt_10_15", 1540),
+    ]
+
+
+def test_device_profiles() -> None:
+    from edgechat.export import TARGETS
+
+    found = {name: load_profile(name) for name in profile_names()}
+    devices = {name for name, settings in found.items() if settings.device is not None}
+    assert devices == {name for name, settings in found.items() if settings.target is not None}
+    assert {"jetson-orin-nano-8gb", "jetson-orin-nx-16gb", "jetson-agx-orin-64gb"} < devices
+    assert {"jetson-thor", "a100", "rtx3090", "small-cpu", "workstation-cpu"} < devices
+    assert {name: target.dialect for name, target in TARGETS.items()}.items() <= DIALECTS.items()
+    for name in devices:
+        device = found[name].device
+        assert device is not None and device.bandwidth_gb_per_second is not None
+        if device.int8_tops is not None and device.fp16_tflops is not None:
+            assert device.int8_tops >= 1.9 * device.fp16_tflops  # dense, both of them
+
+
+def test_inspect_shows_settings_and_the_plan(run: Run, tiny_bundle: Path) -> None:
+    def plan(*args: str) -> tuple[dict[str, Any], dict[str, Any]]:
         data = json.loads(run("inspect", tiny_bundle, "--json", *args).stdout)
         return data["settings"], data["memory_plan"]
 
     settings, memory = plan("--profile", "npc", "--window", "100")
     assert (settings["policy"], settings["recall_blocks"]) == ("key", 2)
-    assert memory["kv_capacity_tokens"] == 104
-    assert memory["hidden_state_bytes"] == 64 * 4 * 104
-    block = 32 * 3 * 2 * 2 * 16 * 2  # tokens, layers, keys and values, KV heads, size, float16
-    assert memory["archive_disk_bytes"] // block * 32 == memory["archive_tokens"]
-    assert 0 <= (1 << 30) - memory["archive_disk_bytes"] < block
-    assert memory["total_bytes"] == sum(
-        memory[f"{part}_bytes{rest}"]
-        for part, rest in (
-            ("weight", ""),
-            ("kv", "_at_capacity"),
-            ("hidden_state", ""),
-            ("archive_index", ""),
-        )
-    )
+    sizes = {item["name"]: item["bytes"] for item in memory["talking"]}
+    assert (memory["slots"], sizes["hidden states"]) == (104, 64 * 4 * 104)
+    assert memory["talking_bytes"] == sum(sizes.values())
     settings, memory = plan("--recall-blocks", "0", "--policy", "window")
-    assert (settings["policy"], memory["hidden_state_bytes"], memory["archive_disk_bytes"]) == (
-        "window", 0, 0
-    )  # fmt: skip
+    assert (settings["policy"], memory["archive_disk_bytes"]) == ("window", 0)
     shown = run("inspect", tiny_bundle, "--profile", "npc").stdout
     for word in ("key tokens", "pinned questions", "2 blocks of 32 tokens", "archive index"):
         assert word in shown

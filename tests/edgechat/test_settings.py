@@ -28,6 +28,15 @@ def test_every_shipped_profile_loads() -> None:
         "a: [",
         "",
         "cache_window: true",
+        "prefill_chunk: 4",
+        "target: mars",
+        "device: {}",
+        "device: 8",
+        "device: {memory_gib: 0}",
+        "device: {memory_gib: 8, bandwidth_gb_per_second: -102}",
+        "device: {memory_gib: .inf}",
+        "device: {memory_gib: 8, int8_tops: .nan}",
+        "device: {memory_gib: 8, reserved_gib: 8}",
     ],
 )
 def test_a_bad_profile_is_refused(text: str, tmp_path: Path) -> None:

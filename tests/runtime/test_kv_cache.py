@@ -69,6 +69,14 @@ def test_feeding_one_by_one_in_chunks_or_at_once_agrees(tiny_bundle: Path) -> No
     assert np.abs(cache.feed(ids[40:]) - whole).max() < 1e-4
 
 
+def test_a_chunk_bounds_what_a_step_feeds(tiny_bundle: Path) -> None:
+    ids = tokens(60)
+    cache = KVCache(OnnxEngine(load_bundle(tiny_bundle), 64), make_policy("full", 0), chunk=16)
+    sizes = [len(logits) for logits in cache.feed_chunks(ids, all_logits=True)]
+    assert sizes == [16, 16, 16, 12]
+    assert np.abs(cache.logits - make_cache(tiny_bundle, 64).feed(ids)).max() < 1e-4
+
+
 def test_rewinding_gives_the_logits_of_a_fresh_start(tiny_bundle: Path) -> None:
     ids, other = tokens(50), tokens(20, seed=9)
     cache = make_cache(tiny_bundle, 100)

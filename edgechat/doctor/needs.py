@@ -9,9 +9,9 @@ from edgechat.assembly import needs_importance
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.errors import BundleError, EngineError, SettingsError
+from edgechat.memory_plan import plan_memory
 from edgechat.runtime.engine import check_capacity
 from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable, disk_needed
-from edgechat.memory_plan import plan_memory
 from edgechat.settings import DIALECTS, Settings
 
 TARGETS = {dialect: target for target, dialect in DIALECTS.items()}  # of edgechat export

@@ -169,7 +169,7 @@ def test_plan_says_what_fits(run: Run, tiny_bundle: Path, tmp_path: Path) -> Non
     assert data["left_bytes"] == data["available_bytes"] - sum(x["bytes"] for x in data["talking"])
     assert data["limits"][0]["tokens_per_second"] > 0
     shown = run("plan", tiny_bundle, "--profile", "npc,small-cpu").stdout
-    for words in ("516 slots x", "together", "left while it talks", "12.8 GB/s /"):
+    for words in ("256 slots x", "together", "left while it talks", "12.8 GB/s /"):
         assert words in shown
     assert "no device" in run("plan", tiny_bundle).stdout
     tight = tmp_path / "tight.yaml"

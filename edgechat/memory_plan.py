@@ -1,8 +1,8 @@
 """How much memory a bundle takes, line by line, before anything is loaded.
 
-On the CPU the lines add up to what a long conversation takes at its peak: between 3 % less and
-15 % more than measured (SmolLM2 in four precisions, windows of 508 to 3,068 tokens, chunks of 64
-to 512; scripts/memory_check.py). Of TensorRT and CUDA the lines marked as estimated are just that.
+On the CPU the lines add up to what a long conversation takes at its peak, within -2 and +11 %
+(scripts/memory_check.py; docs/architecture.md has the figures). Of TensorRT and CUDA the lines
+marked as estimated are just that.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ WEIGHT_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8-weight": 1.125, "int8": 1.0}  # 
 TABLE_BYTES = {"fp32": 4, "fp16": 2, "int8-weight": 1, "int8": 1}  # of the embedding's elements
 PROGRAM = 60 * MIB  # Python, numpy, ONNX Runtime and this package, loaded (x86-64 Linux)
 TOKENIZER = 1024  # bytes a token of the vocabulary takes: 650 to 1,120, four tokenizers measured
+PACKED = 40 / 36  # ONNX Runtime keeps a sum for each block of 32 weights besides its scale
 CUDA = 512 * MIB  # context, libraries and their workspaces; a guess until a device has said
 ENGINE = 1.3  # an engine with two profiles over its weights: 1.27 to 1.31 by scripts/build_rtx.py
 BUILDER = 5.0  # what TensorRT-RTX takes while it builds over the weights' file: 4.5 to 5.1
@@ -137,13 +138,14 @@ def remedies(manifest: Manifest, settings: Settings, device: Device) -> list[str
         int8 = dataclasses.replace(manifest, kv_dtype="int8")
         if plan_memory(int8, settings).fits(device):
             found.append("an export with --kv int8")
-    lighter = in_precision(manifest, "int8")
+    lightest = "int8-weight" if manifest.graph.dialect == "ort_cuda" else "int8"
+    lighter = in_precision(manifest, lightest)
     if manifest.precision in ("fp32", "fp16"):
         if plan_memory(lighter, settings).fits(device):
-            found.append("an export with --precision int8")
+            found.append(f"an export with --precision {lightest}")
         elif not fewer and (fewer := _most_slots(lighter, settings, device)):
             smaller = _smaller_cache(manifest, settings, fewer)
-            found.append(f"an export with --precision int8 and {smaller}")
+            found.append(f"an export with --precision {lightest} and {smaller}")
     plan = plan_memory(manifest, settings)
     if plan.left(device) >= 0 and device.shared_memory:
         missing = -(-(device.swap_bytes - plan.left_building(device)) // (1 << 30))
@@ -184,10 +186,11 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
         )
     else:
         rest = max(_data(manifest) - read, table)
+        packed = int(read * PACKED) if (dialect, precision) == ("ort_cpu", "int8-weight") else read
         yield Item(
             "weights",
-            read + rest,
-            f"{mib(read)} of products + {mib(rest)} of embedding, surprisal and rotary tables",
+            packed + rest,
+            f"{mib(packed)} of products + {mib(rest)} of embedding, surprisal and rotary tables",
         )
     element = KV_BYTES[manifest.kv_dtype]
     yield Item(
@@ -200,8 +203,8 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
         moved = min(max(MOST_TOKENS, MOST_KEPT), allocated)
         yield Item(
             "new and moved slots",
-            moved * per_slot,
-            f"{moved} x {per_slot:,} bytes, of a step or a compaction",
+            2 * moved * per_slot,
+            f"2 x {moved} x {per_slot:,} bytes, of a step or a compaction, and on their way",
         )
     chunk = prefill_chunk(manifest, settings)
     yield _scratch(manifest, chunk, allocated, importance)
@@ -209,13 +212,10 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
     yield Item(
         "logits", rows * 4 * dims.vocab_size, f"{rows} x {dims.vocab_size:,} tokens x 4 bytes"
     )
-    keys = slots * per_slot // element // 2 * 4
-    turned = 2 * keys if manifest.kv_dtype == "int8" else keys
     yield Item(
         "slots put aside",
-        slots * per_slot + turned,
-        f"{mib(slots * per_slot)} of cache + {mib(turned)} of keys turned in float32, while "
-        "passages are recalled or a text is edited",
+        slots * per_slot,
+        f"{slots:,} x {per_slot:,} bytes, while passages are recalled or a text is edited",
         on_host=True,
     )
     if settings.recalls:

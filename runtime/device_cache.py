@@ -67,13 +67,12 @@ class DeviceCache:
         ``start`` on; its keys are rotated on the way."""
         if kv.shape != self._shape(kv.shape[3]) or start + kv.shape[3] > self._capacity:
             raise EngineError("keys and values of another shape than the cache's.")
-        if start != origin:
-            shift = np.array([start - origin])
-            kv = move_keys(kv, turns(self._rotary, self._layers, shift))
+        by_layer = turns(self._rotary, self._layers, np.array([start - origin]))
         for begin in range(0, kv.shape[3], self._scratch_slots):
             part = min(self._scratch_slots, kv.shape[3] - begin)
             self._cuda.synchronize()  # the staging memory may still be read
-            self._staged(part)[:] = kv[..., begin : begin + part, :]
+            piece = kv[..., begin : begin + part, :]
+            self._staged(part)[:] = piece if start == origin else move_keys(piece, by_layer)
             self._cuda.copy(
                 self._stretch(row, start + begin, part),
                 self._packed(self._host.address, part, part),

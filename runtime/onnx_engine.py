@@ -15,7 +15,7 @@ from edgechat.errors import EngineError
 from edgechat.runtime import huge_pages
 from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
-from edgechat.runtime.rotation import move_keys, rotate_keys, turns
+from edgechat.runtime.rotation import rotate_keys, turns
 
 ORT_TYPES = {
     "tensor(float)": "float32",
@@ -121,10 +121,12 @@ class OnnxEngine:
     def write(self, row: int, start: int, kv: KV, origin: int) -> None:
         count = kv.shape[3]
         target = self._kv[:, :, row, :, start : start + count]
-        if start != origin:  # else as it is: turning clips int8 codes
-            shift = np.array([start - origin])
-            kv = move_keys(kv, turns(self._rotary, self._layers, shift))
-        target[:] = kv
+        if start == origin:
+            target[:] = kv  # as it is: turning clips int8 codes
+            return
+        by_layer = turns(self._rotary, self._layers, np.array([start - origin]))
+        for place, layer, turn in zip(target, kv, by_layer, strict=True):  # no copy of it all
+            place[0], place[1] = rotate_keys(layer[0], *turn), layer[1]
 
     def close(self) -> None:
         self._decode = self._prefill = None  # type: ignore[assignment]

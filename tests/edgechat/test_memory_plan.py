@@ -111,7 +111,7 @@ def test_a_gpu_of_its_own_holds_only_what_it_computes_with() -> None:
 
 @pytest.mark.parametrize("dialect", ["ort_cpu", "tensorrt_10_3"])
 def test_a_smaller_cache_is_as_large_as_fits(dialect: str) -> None:
-    manifest = qwen3(dialect=dialect, capacity=8192)
+    manifest = qwen3(dialect=dialect, capacity=16384)
     settings = Settings(policy="full")
     small = dataclasses.replace(manifest, max_capacity=4000)
     device = Device(max(plan_memory(small, settings).talking_bytes, 4 * GIB) / GIB)

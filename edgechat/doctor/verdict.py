@@ -12,8 +12,7 @@ from edgechat.doctor.machine import Machine
 from edgechat.doctor.needs import Needs
 
 MIB = 1 << 20
-BINDINGS = "pip install 'cuda-bindings=={}'"
-BINDINGS_OF_JETPACK = {6: "12.9.*", 7: "13.*"}
+EXTRA = "pip install 'edgechat[{}]'"
 JETSON_WHEELS = "https://pypi.jetson-ai-lab.io"
 NO_KERNEL = "no kernel image"
 
@@ -133,10 +132,10 @@ def cuda_gaps(machine: Machine, libraries: Libraries) -> list[Gap]:
     driver, bindings = libraries.driver.version, libraries.cuda_bindings.version
     if bindings is None:
         problem = (libraries.cuda_bindings.error or "").partition("; ")[0]
-        return [Gap(problem, BINDINGS.format(_bindings_for(machine, driver)))]
+        return [Gap(problem, EXTRA.format(_extra(machine, driver)))]
     if driver is not None and int(bindings.split(".")[0]) > int(driver.split(".")[0]):
         problem = f"cuda-bindings {bindings} is newer than the driver, which runs CUDA {driver}"
-        return [Gap(problem, BINDINGS.format(_bindings_for(machine, driver)))]
+        return [Gap(problem, EXTRA.format(_extra(machine, driver)))]
     if libraries.gpu is None and driver is not None:
         return [gap_of(libraries.gpu_error or "CUDA finds no GPU; check nvidia-smi.")]
     return []
@@ -203,12 +202,10 @@ def _shared(libraries: Libraries) -> bool:
     return libraries.gpu is not None and libraries.gpu.integrated
 
 
-def _bindings_for(machine: Machine, driver: str | None) -> str:
-    """The cuda-bindings for this JetPack or driver."""
-    known = BINDINGS_OF_JETPACK.get(machine.jetpack_major or 0)
-    if known is None:
-        known = "12.9.*" if driver is not None and driver.startswith("12.") else "13.*"
-    return known
+def _extra(machine: Machine, driver: str | None) -> str:
+    """Of edgechat's, with the cuda-bindings for this JetPack or driver."""
+    cuda_12 = machine.jetpack_major == 6 or (driver or "").startswith("12.")
+    return "jetpack6" if cuda_12 else "jetpack7"
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgechat.bundle import load_bundle
 from edgechat.doctor.ask import Answer, ask, run_program
 from edgechat.doctor.findings import (
     Finding,
@@ -18,8 +20,10 @@ from edgechat.doctor.findings import (
 from edgechat.doctor.gap import gap_of
 from edgechat.doctor.libraries import Libraries, look_at_libraries
 from edgechat.doctor.machine import Machine, free_space, is_writable, look_at_machine
-from edgechat.doctor.needs import TARGETS, Needs, dialect_needs, read_needs
-from edgechat.doctor.verdict import Engine, Verdict, judge
+from edgechat.doctor.needs import TARGETS, Needs, bundle_needs, dialect_needs
+from edgechat.doctor.verdict import Engine, Verdict, Ways, judge
+from edgechat.errors import BundleError
+from edgechat.memory_plan import remedies
 from edgechat.settings import Settings
 
 
@@ -59,14 +63,16 @@ def examine(
         ok = any(verdict.outcome != "cannot" for verdict in targets.values())
         findings["Bundles"] = target_findings(targets, machine, libraries)
         return Report(ok, machine, libraries, targets=targets, findings=findings)
-    needs, gaps = read_needs(bundle, settings)
-    engine = None
-    if needs is None:
-        verdict = Verdict("cannot", gaps)
+    needs = engine = None
+    try:
+        loaded = load_bundle(bundle)
+    except BundleError as error:
+        verdict = Verdict("cannot", (gap_of(str(error)),))
     else:
-        verdict = judge(needs, machine, libraries)
+        needs, ways = bundle_needs(loaded, settings), partial(remedies, loaded.manifest, settings)
+        verdict = judge(needs, machine, libraries, ways=ways)
         if needs.tensorrt is not None and verdict.outcome == "run":
-            engine, verdict = _judge_engine(bundle, needs, machine, libraries, ask)
+            engine, verdict = _judge_engine(bundle, needs, machine, libraries, ways, ask)
     findings["Bundle"] = needs_findings(bundle, needs, verdict, engine, machine, libraries)
     ok = verdict.outcome != "cannot"
     return Report(ok, machine, libraries, needs, verdict, findings=findings)
@@ -77,10 +83,11 @@ def _judge_engine(
     needs: Needs,
     machine: Machine,
     libraries: Libraries,
+    ways: Ways,
     ask: Callable[..., dict[str, Any]],
 ) -> tuple[Engine, Verdict]:
     facts = ask("engine", str(bundle.absolute()))
     engine = Engine(facts.get("why_build"), free_space(bundle), is_writable(bundle))
     if "error" in facts:
         return engine, Verdict("cannot", (gap_of(facts["error"]),))
-    return engine, judge(needs, machine, libraries, engine)
+    return engine, judge(needs, machine, libraries, engine, ways)

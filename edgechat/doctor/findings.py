@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edgechat.device import Device
 from edgechat.doctor.libraries import Libraries, Library
 from edgechat.doctor.machine import Machine
 from edgechat.doctor.needs import Needs
-from edgechat.doctor.verdict import Engine, Verdict, free_memory, needed_memory, provider_gap
+from edgechat.doctor.verdict import Engine, Verdict, free_room, provider_gap
+from edgechat.memory_plan import MemoryPlan
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -110,13 +112,8 @@ def needs_findings(
         backend = "ONNX Runtime" if needs.tensorrt is None else f"TensorRT {needs.oldest} or later"
         made = f"weights {needs.precision}, KV cache {needs.kv_dtype}; {needs.dialect}, {backend}"
         rows.append(Finding("neither", bundle.name, made))
-        needed = needed_memory(needs, libraries)
-        if needed is not None:
-            free = free_memory(needs, m, libraries)
-            there = "" if free is None else f", {free // MIB:,} MiB are free"
-            fits = free is None or needed <= free
-            need = f"{needed // MIB:,} MiB with {needs.capacity:,} tokens in the cache{there}"
-            rows.append(Finding("good" if fits else "bad", "memory", need))
+        if needs.plan is not None:
+            rows.append(_planned_memory(needs.plan, free_room(needs, m, libraries)))
         if engine is not None and engine.why_build is None:
             rows.append(Finding("good", "engine", "is there for this TensorRT and GPU"))
         elif needs.engine_disk is not None:
@@ -131,6 +128,17 @@ def needs_findings(
     }
     state: Literal["good", "bad"] = "bad" if verdict.outcome == "cannot" else "good"
     return [*rows, Finding(state, "verdict", told[verdict.outcome])]
+
+
+def _planned_memory(plan: MemoryPlan, room: Device | None) -> Finding:
+    tokens = f"with {plan.slots:,} tokens in the cache"
+    if room is None:
+        return Finding("neither", "memory", f"{plan.talking_bytes // MIB:,} MiB {tokens}")
+    needed = room.available_bytes - plan.left(room)
+    where = "memory" if room.shared_memory else "the GPU's memory"
+    free = f"{room.available_bytes // MIB:,} MiB of {where} are free"
+    state: Literal["good", "bad"] = "good" if plan.left(room) >= 0 else "bad"
+    return Finding(state, "memory", f"{needed // MIB:,} MiB {tokens}, {free}")
 
 
 def _library(name: str, found: Library, wanted: bool, before: str = "") -> Finding:

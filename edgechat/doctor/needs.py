@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgechat.assembly import needs_importance
-from edgechat.bundle import Bundle, load_bundle
+from edgechat.bundle import Bundle
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.errors import BundleError, EngineError, SettingsError
-from edgechat.memory_plan import plan_memory
+from edgechat.memory_plan import MemoryPlan, plan_memory
 from edgechat.runtime.engine import check_capacity
 from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable, disk_needed
 from edgechat.settings import DIALECTS, Settings
@@ -22,19 +21,16 @@ INT8_KV = (1, 32)  # the first ONNX Runtime whose attention reads an int8 cache
 @dataclass(frozen=True)
 class Needs:
     """``provider``: of ONNX Runtime, in at least the version ``onnxruntime``; ``tensorrt``: the
-    oldest version that takes it. Sizes in bytes: ``memory`` while it runs, ``gpu_memory``
-    what of it a card with memory of its own holds,
-    ``engine_disk`` for the engine that TensorRT builds. ``gaps``: what is wrong with the bundle
-    or the settings, on every machine."""
+    oldest version that takes it. ``plan``: of its memory; ``engine_disk``: bytes for the engine
+    that TensorRT builds. ``gaps``: what is wrong with the bundle or the settings, on every
+    machine."""
 
     dialect: str
     provider: str | None = None
     onnxruntime: tuple[int, int] | None = None
     tensorrt: tuple[int, int] | None = None
-    memory: int | None = None
-    gpu_memory: int | None = None
+    plan: MemoryPlan | None = None
     engine_disk: int | None = None
-    capacity: int | None = None
     precision: str | None = None
     kv_dtype: str | None = None
     gaps: tuple[Gap, ...] = ()
@@ -57,7 +53,7 @@ def dialect_needs(dialect: str) -> Needs:
 def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
     """Of ``bundle``, whose files are compared with their checksums."""
     manifest = bundle.manifest
-    gaps, plan, capacity = [], None, None
+    gaps, plan = [], None
     dialect = manifest.graph.dialect
     try:
         bundle.verify()
@@ -78,19 +74,9 @@ def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
         provider=PROVIDERS.get(dialect),
         onnxruntime=INT8_KV if dialect == "ort_cpu" and manifest.kv_dtype == "int8" else None,
         tensorrt=NEEDED.get(dialect),
-        memory=None if plan is None else plan.talking_bytes,
-        gpu_memory=None if plan is None else plan.gpu_bytes,
+        plan=plan,
         engine_disk=disk_needed(bundle) if dialect in NEEDED else None,
-        capacity=capacity,
         precision=manifest.precision,
         kv_dtype=manifest.kv_dtype,
         gaps=tuple(gaps),
     )
-
-
-def read_needs(folder: Path, settings: Settings) -> tuple[Needs | None, tuple[Gap, ...]]:
-    """The needs of the bundle in ``folder``, or why it cannot be read."""
-    try:
-        return bundle_needs(load_bundle(folder), settings), ()
-    except BundleError as error:
-        return None, (gap_of(str(error)),)

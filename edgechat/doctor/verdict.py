@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from edgechat.device import Device
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.doctor.libraries import Libraries
 from edgechat.doctor.machine import Machine
 from edgechat.doctor.needs import Needs
 
-MIB = 1 << 20
+GIB, MIB = 1 << 30, 1 << 20
+Ways = Callable[[Device], list[str]]
+"""What would make the bundle fit a device, as ``memory_plan.remedies`` finds it."""
 EXTRA = "pip install 'edgechat[{}]'"
 JETSON_WHEELS = "https://pypi.jetson-ai-lab.io"
 NO_KERNEL = "no kernel image"
@@ -37,13 +41,18 @@ class Verdict:
 
 
 def judge(
-    needs: Needs, machine: Machine, libraries: Libraries, engine: Engine | None = None
+    needs: Needs,
+    machine: Machine,
+    libraries: Libraries,
+    engine: Engine | None = None,
+    ways: Ways = lambda room: [],
 ) -> Verdict:
     gaps = [*needs.gaps, *software_gaps(needs, machine, libraries)]
+    room = free_room(needs, machine, libraries)
     if not gaps:
-        gaps += memory_gaps(needs, machine, libraries)
+        gaps += memory_gaps(needs, room, ways)
     if engine is not None and engine.why_build is not None and not gaps:
-        gaps += disk_gaps(needs, engine)
+        gaps += [*building_gaps(needs, room), *disk_gaps(needs, engine)]
         if not gaps:
             return Verdict("build", why_build=engine.why_build)
     return Verdict("cannot" if gaps else "run", tuple(gaps))
@@ -162,27 +171,41 @@ def tensorrt_gaps(needs: Needs, machine: Machine, libraries: Libraries) -> list[
     return [gap_of(libraries.tensorrt.error or "TensorRT cannot be loaded.")]
 
 
-def memory_gaps(needs: Needs, machine: Machine, libraries: Libraries) -> list[Gap]:
-    free, needed = free_memory(needs, machine, libraries), needed_memory(needs, libraries)
-    if needed is None or free is None or needed <= free:
+def memory_gaps(needs: Needs, room: Device | None, ways: Ways) -> list[Gap]:
+    """While it talks."""
+    if needs.plan is None or room is None or needs.plan.left(room) >= 0:
         return []
-    where = "GPU memory" if needs.on_gpu and not _shared(libraries) else "memory"
+    free = room.available_bytes
+    where = "memory" if room.shared_memory else "GPU memory"
+    needed = free - needs.plan.left(room)
     problem = f"{needed // MIB:,} MiB of {where} are needed but {free // MIB:,} MiB are free"
-    return [Gap(problem, "choose a smaller --window or model, or end other programs")]
+    return [Gap(problem, ", or ".join([*ways(room), "end other programs"]))]
 
 
-def needed_memory(needs: Needs, libraries: Libraries) -> int | None:
-    """Bytes the bundle takes there."""
-    on_card = needs.on_gpu and libraries.gpu is not None and not libraries.gpu.integrated
-    return needs.gpu_memory if on_card and needs.gpu_memory is not None else needs.memory
+def free_room(needs: Needs, machine: Machine, libraries: Libraries) -> Device | None:
+    """The memory that is free now where the bundle would be, as a device of that size; None when
+    the machine does not say."""
+    gpu, sensors = libraries.gpu, machine.sensors
+    if needs.on_gpu and gpu is not None and not gpu.integrated:
+        return Device(max(gpu.free_memory, 1) / GIB, shared_memory=False)
+    total, used = sensors.memory_total, sensors.memory_used
+    if total is None or used is None:
+        return None
+    swap = (sensors.swap_total or 0) - (sensors.swap_used or 0)
+    return Device(max(total - used, 1) / GIB, swap_gib=max(swap, 0) / GIB)
 
 
-def free_memory(needs: Needs, machine: Machine, libraries: Libraries) -> int | None:
-    """Bytes free where the bundle would be: on a card, or in the system's memory."""
-    if needs.on_gpu and libraries.gpu is not None and not libraries.gpu.integrated:
-        return libraries.gpu.free_memory
-    total, used = machine.sensors.memory_total, machine.sensors.memory_used
-    return None if total is None or used is None else total - used
+def building_gaps(needs: Needs, room: Device | None) -> list[Gap]:
+    """While its engine is built."""
+    if needs.plan is None or room is None or needs.plan.left_building(room) >= 0:
+        return []
+    needed, missing = needs.plan.building_bytes, -needs.plan.left_building(room)
+    free = room.available_bytes + room.swap_bytes
+    problem = (
+        f"building the engine takes about {needed // MIB:,} MiB of memory but {free // MIB:,} MiB "
+        "are free, swap included"
+    )
+    return [Gap(problem, f"add {-(-missing // GIB)} GiB of swap, or end other programs")]
 
 
 def disk_gaps(needs: Needs, engine: Engine) -> list[Gap]:
@@ -196,10 +219,6 @@ def disk_gaps(needs: Needs, engine: Engine) -> list[Gap]:
         f"{engine.disk_free // MIB:,} MiB are free"
     )
     return [Gap(problem, "free some space")]
-
-
-def _shared(libraries: Libraries) -> bool:
-    return libraries.gpu is not None and libraries.gpu.integrated
 
 
 def _extra(machine: Machine, driver: str | None) -> str:

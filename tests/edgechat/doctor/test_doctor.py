@@ -65,7 +65,8 @@ def test_this_machine(run: Run) -> None:
 def test_a_bundle_that_runs_here(run: Run, tiny_bundle: Path) -> None:
     report = json.loads(run("doctor", tiny_bundle, "--json", "--profile", "npc").stdout)
     assert report["verdict"]["outcome"] == "run"
-    assert 0 < report["needs"]["memory"] < 1 << 30
+    lines = report["needs"]["plan"]["talking"]
+    assert 0 < sum(line["bytes"] for line in lines) < 1 << 30
 
 
 def test_a_jetson_bundle_without_a_driver(run: Run, jetson_bundle: Path) -> None:

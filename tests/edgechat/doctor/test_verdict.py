@@ -14,6 +14,7 @@ from edgechat.doctor.libraries import Gpu, Libraries, Library
 from edgechat.doctor.machine import Machine, look_at_machine
 from edgechat.doctor.needs import Needs
 from edgechat.doctor.verdict import Engine, judge
+from edgechat.memory_plan import Item, MemoryPlan
 
 GIB = 1 << 30
 ORIN_GPU = Gpu("Orin", "8.7", 8 * GIB, 4 * GIB, integrated=True)
@@ -29,10 +30,23 @@ ON_ORIN = Libraries(
     cudnn=Library("9.3.0"),
     tensorrt=Library("10.3.0"),
 )
-JP6 = Needs("tensorrt_10_3", tensorrt=(10, 3), memory=GIB, engine_disk=2 * GIB)
+
+
+def _plan(dialect: str, gib: int, building_gib: int = 0) -> MemoryPlan:
+    """A plan of that many GiB, half a GiB of them never on a card."""
+    talking = (
+        Item("weights", gib * GIB - GIB // 2, ""),
+        Item("program", GIB // 2, "", on_host=True),
+    )
+    building = (Item("builder", building_gib * GIB, ""),)
+    return MemoryPlan(dialect, 2048, 2048, 1024, talking, building, 0, 0)
+
+
+JP6_PLAN = _plan("tensorrt_10_3", 1, building_gib=3)
+JP6 = Needs("tensorrt_10_3", tensorrt=(10, 3), plan=JP6_PLAN, engine_disk=2 * GIB)
 JP7 = replace(JP6, dialect="tensorrt_10_15", tensorrt=(10, 15))
-CUDA = Needs("ort_cuda", provider="CUDAExecutionProvider", memory=GIB)
-CPU = Needs("ort_cpu", provider="CPUExecutionProvider", memory=GIB)
+CUDA = Needs("ort_cuda", provider="CUDAExecutionProvider", plan=_plan("ort_cuda", 1))
+CPU = Needs("ort_cpu", provider="CPUExecutionProvider", plan=_plan("ort_cpu", 1))
 BROKEN = "the NVIDIA driver does not answer (CUDA error 999)"
 DRIVERLESS = {
     "driver": Library(error=BROKEN),
@@ -85,8 +99,8 @@ def test_what_is_complete_runs(needs: Needs, orin: Machine) -> None:
         (replace(CPU, onnxruntime=(1, 32)), {}, "int8 KV cache needs ONNX Runtime 1.32", "-U"),
         (CPU, {"onnxruntime": Library(error="No module named 'onnxruntime'"), "providers": {}},
          "No module named", "edgechat[cpu]"),
-        (replace(JP6, memory=6 * GIB), {}, "6,144 MiB of memory are needed but 4,980 MiB are free",
-         "smaller"),
+        (replace(JP6, plan=_plan("tensorrt_10_3", 6)), {},
+         "6,144 MiB of memory are needed but 4,980 MiB are free", "end other programs"),
     ],
 )  # fmt: skip
 def test_every_gap_has_its_remedy(
@@ -132,9 +146,24 @@ def test_a_jetson_bundle_on_a_pc(pc: Machine) -> None:
 def test_memory_is_that_of_the_card(pc: Machine) -> None:
     card = Gpu("A100", "8.0", 40 * GIB, GIB // 2, integrated=False)
     libraries = replace(ON_ORIN, gpu=card)
-    (gap,) = judge(CUDA, pc, libraries).gaps
-    assert gap.problem == "1,024 MiB of GPU memory are needed but 512 MiB are free"
-    assert judge(CPU, pc, libraries).outcome == "run"
+    assert judge(CUDA, pc, libraries).outcome == "run"  # the other half stays on the host
+    small = replace(libraries, gpu=replace(card, free_memory=GIB // 4))
+    (gap,) = judge(CUDA, pc, small, ways=lambda room: [f"{room.memory_gib} GiB"]).gaps
+    assert gap.problem == "512 MiB of GPU memory are needed but 256 MiB are free"
+    assert gap.remedy == "0.25 GiB, or end other programs"
+    assert judge(CPU, pc, small).outcome == "run"
+
+
+def test_building_may_swap(orin: Machine) -> None:
+    """4.9 GiB of memory and 3.7 of swap are free."""
+    engine = Engine("there is none yet", 9 * GIB)
+    enough = replace(JP6, plan=_plan("tensorrt_10_3", 1, building_gib=8))
+    assert judge(enough, orin, ON_ORIN, engine).outcome == "build"
+    needs = replace(JP6, plan=_plan("tensorrt_10_3", 1, building_gib=10))
+    (gap,) = judge(needs, orin, ON_ORIN, engine).gaps
+    assert "10,240 MiB of memory but 8,790 MiB are free, swap included" in gap.problem
+    assert "add 2 GiB of swap" in gap.remedy
+    assert judge(needs, orin, ON_ORIN, Engine()).outcome == "run"
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,15 @@ class Graph:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Special tokens. ``adds_bos``: a text gets ``bos`` in front unless it is there already."""
+    """Special tokens. ``adds_bos``: a text gets ``bos`` in front unless it is there already.
+    ``stops`` are strings that end a reply, where no token does."""
 
     bos: int | None
     eos: tuple[int, ...]
     adds_bos: bool
     size: int
     special: dict[str, str] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

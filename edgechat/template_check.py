@@ -21,5 +21,5 @@ def check_template(source: str, special: dict[str, str]) -> None:
     except TemplateError as error:
         raise SourceError(
             f"the model's chat template cannot be used ({str(error).rstrip('.')}); put one that "
-            "works into the model folder as chat_template.jinja."
+            "works into the model folder as chat_template.jinja, or give it with --chat-template."
         ) from None

@@ -42,7 +42,7 @@ class Forecast:
     tokenizer_size: int | None = None
     bos: int | None = None
     eos: list[int] | None = None
-    chat_template: bool | None = None
+    chat_template: str | None = None
     steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -58,6 +58,7 @@ def dry_run(
     overwrite: bool = False,
     importance: bool = True,
     target: str = "cpu",
+    chat_template: str | None = None,
     check_template: TemplateCheck | None = None,
 ) -> Forecast:
     """What ``export_model`` with the same arguments would come to. Raises SettingsError."""
@@ -74,7 +75,7 @@ def dry_run(
             return None
 
     model = attempt(lambda: read_model(source, backend, capacity))
-    text = attempt(lambda: read_text_files(source, check_template))
+    text = attempt(lambda: read_text_files(source, chat_template, check_template))
     needed = 0
     if model:
         dims = dims_of(model.spec)
@@ -85,10 +86,10 @@ def dry_run(
         found.kv_bytes_per_token = kv_bytes_per_slot(dims, found.kv_dtype)
         found.notes += model.notes
     if text:
-        found.chat_template = text.files.chat_template is not None
+        found.chat_template = text.template.name
         found.bos, found.eos = text.files.bos_id, text.files.eos_ids
         found.tokenizer_size = text.tokenizer.get_vocab_size()
-        found.notes += text.notes
+        found.notes += text.template.notes
     if model and text:
         attempt(lambda: tokens_of(model.spec, text))
         static = backend.is_tensorrt

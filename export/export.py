@@ -66,6 +66,7 @@ def export_model(
     progress: Progress | None = None,
     measure: Measure | None = None,
     target: str = "cpu",
+    chat_template: str | None = None,
     check_template: TemplateCheck | None = None,
 ) -> Bundle:
     """Write a bundle of ``source`` to the folder ``output`` and return it.
@@ -76,17 +77,18 @@ def export_model(
     target's, from the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
     ``measure`` returns the finished bundle's perplexity on token ids, which goes into the
-    manifest beside the unquantised model's. ``check_template`` tries the chat template before
-    a tensor is read. The folder appears complete or not at all. Raises SourceError,
-    UnsupportedModelError, SettingsError or BundleError.
+    manifest beside the unquantised model's. ``chat_template`` is the name of one of the model's
+    or a file (default: its own); ``check_template`` tries it before a tensor is read. The folder
+    appears complete or not at all. Raises SourceError, UnsupportedModelError, SettingsError or
+    BundleError.
     """
     progress = progress or Progress()
     backend = check_options(precision, kv, capacity, target)
     kv = backend.kv(precision, kv)
     model = read_model(source, backend, capacity)
-    text = read_text_files(source, check_template)
+    text = read_text_files(source, chat_template, check_template)
     tokens = tokens_of(model.spec, text)
-    for note in (*model.notes, *text.notes):
+    for note in (*model.notes, *text.template.notes):
         progress.say(note)
     check_tied(source, model.weights)
     bos = tokens.bos if tokens.adds_bos else None
@@ -103,9 +105,10 @@ def export_model(
             importance,
             lambda done: progress.layers(done, spec.num_layers),
         )
-        texts = {"tokenizer.json": text.files.tokenizer_json}
-        if text.files.chat_template is not None:
-            texts["chat_template.jinja"] = text.files.chat_template
+        texts = {
+            "tokenizer.json": text.files.tokenizer_json,
+            "chat_template.jinja": text.template.source,
+        }
         for name, content in texts.items():
             (folder / name).write_text(content, encoding="utf-8")
         progress.say("checksums")

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from edgechat.bundle import Tokens
 from edgechat.errors import SourceError
 from edgechat.export.architectures import find_architecture
+from edgechat.export.chat_templates import ChosenTemplate, choose_template
 from edgechat.export.sources import Source, TextFiles
 from edgechat.export.sources.base import check_tensors, load_tokenizer, read_checked
 from edgechat.export.spec import DecoderSpec, SourceWeights
@@ -48,20 +49,24 @@ def read_model(source: Source, backend: Target, capacity: int | None) -> Model:
 
 @dataclass(frozen=True)
 class Text:
+    """``template`` is the chat template chosen from those of ``files``."""
+
     files: TextFiles
     tokenizer: Tokenizer
-    notes: list[str]
+    template: ChosenTemplate
 
 
-def read_text_files(source: Source, check_template: TemplateCheck | None) -> Text:
-    """Tokenizer and chat template, which ``check_template`` (source, special tokens) tries."""
-    files, notes = source.text(), []
+def read_text_files(
+    source: Source, chat_template: str | None, check_template: TemplateCheck | None
+) -> Text:
+    """Tokenizer and chat template, the one called ``chat_template`` or in a file of that name;
+    ``check_template`` (source, special tokens) tries it."""
+    files = source.text()
     tokenizer = load_tokenizer(files.tokenizer_json, "the tokenizer")
-    if files.chat_template is None:
-        notes.append("note: the model has no chat template; edgechat run will refuse to chat.")
-    elif check_template is not None:
-        check_template(files.chat_template, files.special)
-    return Text(files, tokenizer, notes)
+    template = choose_template(files.chat_templates, chat_template)
+    if check_template is not None:
+        check_template(template.source, files.special)
+    return Text(files, tokenizer, template)
 
 
 def tokens_of(spec: DecoderSpec, text: Text) -> Tokens:
@@ -83,4 +88,5 @@ def tokens_of(spec: DecoderSpec, text: Text) -> Tokens:
         raise SourceError(f"special token ids {ids} lie outside the {spec.vocab_size:,} embeddings")
     if not any(i < size for i in files.eos_ids):
         raise SourceError(f"no end-of-sequence id of {files.eos_ids} is a token of the tokenizer.")
-    return Tokens(files.bos_id, tuple(files.eos_ids), files.adds_bos, size, files.special)
+    ends, stops = tuple(files.eos_ids), text.template.stops
+    return Tokens(files.bos_id, ends, files.adds_bos, size, files.special, stops)

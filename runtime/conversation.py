@@ -352,7 +352,8 @@ class Conversation:
         usage: Usage,
         started: float,
     ) -> Iterator[str]:
-        detokenizer, stops, eos = self.codec.detokenizer(), StopStrings(stop), self.codec.eos
+        detokenizer, eos = self.codec.detokenizer(), self.codec.eos
+        stops = StopStrings([*self.codec.stops, *stop])
         # The end token closes every turn before; penalising it would make replies run on.
         recent = [i for i in self.transcript.ids[-PENALTY_WINDOW:].tolist() if i not in eos]
         first, finish = 0.0, "length"

@@ -65,7 +65,7 @@ class TextCodec:
 
     def __init__(self, bundle: Bundle) -> None:
         tokens = bundle.manifest.tokens
-        self.eos = frozenset(tokens.eos)
+        self.eos, self.stops = frozenset(tokens.eos), tokens.stops
         self.size = tokens.size
         self._bos = tokens.bos if tokens.adds_bos else None
         try:

@@ -70,7 +70,7 @@ def _rows(found: Forecast, folder: Path, run: dict[str, int] | None) -> list[tup
         ends = ", ".join(map(str, found.eos or [])) or "none"
         rows += [
             ("tokenizer", f"{found.tokenizer_size:,} tokens, end tokens {ends}"),
-            ("chat template", "yes" if found.chat_template else "none"),
+            ("chat template", found.chat_template or "none"),
         ]
     rows.append(("precision", f"{found.precision} for {found.target}, KV {found.kv_dtype}"))
     if found.bundle_bytes is not None:

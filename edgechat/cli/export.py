@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -87,6 +88,13 @@ def export(
         typer.Option(
             help="Branch, tag or commit of a hub id. What is cached is used where the hub does "
             "not answer; HF_HUB_OFFLINE=1 never asks it."
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="Chat template: the name of one of the model's, or a file. Default: the model's "
+            "own, or a plain one (User: … Assistant: …) if it has none."
         ),
     ] = None,
     profile: Annotated[
@@ -176,6 +184,7 @@ def export(
             calibration=calibration,
             overwrite=overwrite,
             importance=importance,
+            chat_template=chat_template,
             check_template=check_template,
         )
         slots = found.capacity
@@ -203,9 +212,10 @@ def export(
             overwrite=overwrite,
             importance=importance,
             measure=_measure(bar.console, backend.on_gpu),
+            chat_template=chat_template,
             check_template=check_template,
             progress=Progress(
-                say=bar.console.print,
+                say=partial(bar.console.print, markup=False),
                 layers=layers,
             ),
         )

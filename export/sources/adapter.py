@@ -89,7 +89,7 @@ class AdaptedSource:
         if not has_tokenizer(self._folder):
             return text
         own = folder_text(self._folder, self.config)
-        own.chat_template = own.chat_template or text.chat_template
+        own.chat_templates = own.chat_templates or text.chat_templates
         return own
 
     def _sort(self) -> None:

@@ -25,14 +25,14 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 
 @dataclass
 class TextFiles:
-    """Tokenizer and chat format of a model.
+    """Tokenizer and chat format of a model; ``chat_templates`` by name, mostly one "default".
 
     ``eos_ids`` is the union of every end id the source names; ``adds_bos`` tells whether the
     tokenizer itself puts ``bos_id`` in front of a text.
     """
 
     tokenizer_json: str
-    chat_template: str | None
+    chat_templates: dict[str, str]
     bos_id: int | None
     eos_ids: list[int]
     adds_bos: bool

@@ -62,12 +62,22 @@ def text_files(meta: Meta) -> TextFiles:
     ends |= {i for i, token in enumerate(tokens) if token in ENDS and types[i] == CONTROL}
     return TextFiles(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=meta.get("tokenizer.chat_template"),
+        chat_templates=_templates(meta),
         bos_id=ids["bos"],
         eos_ids=sorted(ends),
         adds_bos=bool(meta.get("tokenizer.ggml.add_bos_token", adds_bos)),
         special={f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
     )
+
+
+def _templates(meta: Meta) -> dict[str, str]:
+    """Chat templates by name."""
+    key = "tokenizer.chat_template"
+    found = {k.removeprefix(f"{key}."): v for k, v in meta.items() if k.startswith(f"{key}.")}
+    found |= {"default": meta[key]} if key in meta else {}
+    if not all(isinstance(template, str) for template in found.values()):
+        raise SourceError("the GGUF file has chat templates that are no text; convert it again.")
+    return found
 
 
 def _byte_level_bpe(

@@ -53,7 +53,7 @@ def folder_text(folder: Path, config: Settings) -> TextFiles:
     configs = [config, read_json(folder / "generation_config.json")]
     return TextFiles(
         tokenizer_json=text,
-        chat_template=_template(folder, settings),
+        chat_templates=_templates(folder, settings),
         bos_id=bos_id,
         eos_ids=_eos_ids(configs, special.get("eos_token"), tokenizer),
         adds_bos=bos_id is not None and (first == [bos_id] or bool(adds)),
@@ -134,26 +134,21 @@ def _eos_ids(configs: list[dict[str, Any]], token: str | None, tokenizer: Tokeni
     return sorted(set(ids))
 
 
-def _template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """The chat template from any of the places Hugging Face keeps it, newest first."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path)
-    for value in (
-        read_json(folder / "chat_template.json").get("chat_template"),
-        tokenizer_config.get("chat_template"),
-    ):
-        if isinstance(value, str):
-            return value
-        if isinstance(value, list):  # named templates
-            named = {str(t["name"]): t["template"] for t in value if _is_named(t)}
-            if "default" in named:
-                return str(named["default"])
-            raise SourceError(
-                f"the model has several chat templates ({', '.join(named)}) and none is "
-                "called 'default'; put the one to use in chat_template.jinja."
-            )
-    return None
+def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name, from the newest of the places where Hugging Face keeps them."""
+    single, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
+    found: dict[str, Any] = {path.stem: read_text(path) for path in sorted(more.glob("*.jinja"))}
+    if single.is_file():
+        found["default"] = read_text(single)
+    stored = (read_json(folder / "chat_template.json"), tokenizer_config)
+    for value in (settings.get("chat_template") for settings in stored):
+        if not found and isinstance(value, str):
+            found["default"] = value
+        elif not found and isinstance(value, list):
+            found = {str(t["name"]): t["template"] for t in value if _is_named(t)}
+    if not all(isinstance(template, str) for template in found.values()):
+        raise SourceError(f"{folder} has chat templates that are no text; download it again.")
+    return found
 
 
 def _has_content(value: Any) -> bool:

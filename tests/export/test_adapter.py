@@ -105,10 +105,12 @@ def test_the_tokenizer_of_the_adapter_comes_first(copies: tuple[Path, Path]) -> 
     """Trainers save the one they trained with beside the adapter."""
     base, adapter = copies
     write_tokenizer(adapter, "{{ 'theirs' }}")
-    assert open_source(str(base), print, adapter).text().chat_template == "{{ 'theirs' }}"
+    assert open_source(str(base), print, adapter).text().chat_templates == {
+        "default": "{{ 'theirs' }}"
+    }
     write_tokenizer(adapter, None)
-    expected = open_source(str(base), print).text().chat_template
-    assert open_source(str(base), print, adapter).text().chat_template == expected
+    expected = open_source(str(base), print).text().chat_templates
+    assert open_source(str(base), print, adapter).text().chat_templates == expected
 
 
 def edit(adapter: Path, **values: Any) -> None:

@@ -106,6 +106,9 @@ def both(*damages: Callable[[Path], object]) -> Callable[[Path], None]:
     return lambda folder: [damage(folder) for damage in damages] and None
 
 
+NAMED = [{"name": "a", "template": ""}, {"name": "b", "template": ""}]
+
+
 def template(text: str) -> Callable[[Path], None]:
     return write("chat_template.jinja", text)
 
@@ -272,8 +275,8 @@ BREAK: dict[str, tuple[Callable[[Path], list[str] | None], str]] = {
     "template of another file": (template("{% include '/etc/passwd' %}"), "cannot be used"),
     "template refuses all": (template("{{ raise_exception('no') }}"), "says: no"),
     "named templates": (
-        write("chat_template.json", json.dumps({"chat_template": [{"name": "a", "template": ""}]})),
-        "none is called 'default'",
+        write("chat_template.json", json.dumps({"chat_template": NAMED})),
+        "(a, b) and none is called 'default'",
     ),
     # adapters
     "no adapter": (lambda folder: [str(folder), "--adapter", str(folder)], "is no adapter"),

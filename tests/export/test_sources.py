@@ -28,27 +28,29 @@ def set_tokenizer_config(folder: Path, **values: object) -> None:
 def test_template_places(make_folder: Callable[..., Path]) -> None:
     folder = make_folder()
 
-    def found() -> str | None:
-        return open_source(str(folder), print).text().chat_template
+    def found() -> dict[str, str]:
+        return open_source(str(folder), print).text().chat_templates
 
     set_tokenizer_config(folder)
-    assert found() is None
+    assert found() == {}
     set_tokenizer_config(folder, chat_template="in config")
-    assert found() == "in config"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}]
+    assert found() == {"default": "in config"}
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
     set_tokenizer_config(folder, chat_template=named)
-    assert found() == "named"
+    assert found() == {"default": "named", "tool_use": "tools"}
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
-    assert found() == "json"
+    assert found() == {"default": "json"}
     (folder / "chat_template.jinja").write_text("jinja")
-    assert found() == "jinja"
-
-
-def test_named_templates_without_a_default(make_folder: Callable[..., Path]) -> None:
-    folder = make_folder()
-    set_tokenizer_config(folder, chat_template=[{"name": "rag", "template": "x"}])
-    with pytest.raises(SourceError, match="rag"):
-        open_source(str(folder), print).text()
+    assert found() == {"default": "jinja"}
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("documents")
+    assert found() == {"default": "jinja", "rag": "documents"}
+    set_tokenizer_config(folder, chat_template=[{"name": "default", "template": 1}])
+    (folder / "chat_template.jinja").unlink()
+    (folder / "additional_chat_templates" / "rag.jinja").unlink()
+    (folder / "chat_template.json").unlink()
+    with pytest.raises(SourceError, match="no text"):
+        found()
 
 
 def test_end_tokens_are_the_union_of_all_places(make_folder: Callable[..., Path]) -> None:

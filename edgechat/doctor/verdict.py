@@ -17,7 +17,7 @@ GIB, MIB = 1 << 30, 1 << 20
 Ways = Callable[[Device], list[str]]
 """What would make the bundle fit a device, as ``memory_plan.remedies`` finds it."""
 EXTRA = "pip install 'edgechat[{}]'"
-JETSON_WHEELS = "https://pypi.jetson-ai-lab.io"
+JETSON_WHEELS = "NVIDIA's Jetson AI Lab package index"
 NO_KERNEL = "no kernel image"
 
 

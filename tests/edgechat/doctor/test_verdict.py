@@ -87,7 +87,7 @@ def test_what_is_complete_runs(needs: Needs, orin: Machine) -> None:
          "finds no GPU", "check nvidia-smi"),
         (JP7, {}, "needs TensorRT 10.15 or later, here is 10.3.0", "--target jetson-jp6"),
         (CUDA, {"providers": {"CPUExecutionProvider": None}},
-         "has no CUDAExecutionProvider", "pypi.jetson-ai-lab.io"),
+         "has no CUDAExecutionProvider", "Jetson AI Lab"),
         (CUDA, {"providers": {"CPUExecutionProvider": None},
                 "onnxruntime_packages": ("onnxruntime", "onnxruntime-gpu")},
          "has no CUDAExecutionProvider", "pip uninstall onnxruntime onnxruntime-gpu"),

@@ -289,7 +289,7 @@ def _compare_tokens(codec: TextCodec, reference: Reference, texts: dict[str, Any
     share = 1.0
     if reference.rebuilds_tokenizer:
         share = REBUILT
-        note += " (transformers makes a GGUF file's tokenizer by rules of its own)" if note else ""
+        note += " (transformers makes this tokenizer by rules of its own)" if note else ""
     return _count("tokenizer", same, len(given), note, share)
 
 

@@ -46,7 +46,7 @@ class Reference:
         self.config = config.get_text_config()
         self._check(manifest)
         self._tokenizer = self._load(transformers.AutoTokenizer)
-        pickled = {} if self.rebuilds_tokenizer else {"use_safetensors": True}
+        pickled = {} if "gguf_file" in self._options else {"use_safetensors": True}
         self._model, report = self._load(
             transformers.AutoModelForCausalLM,
             dtype=torch.float32,
@@ -86,9 +86,10 @@ class Reference:
 
     @property
     def rebuilds_tokenizer(self) -> bool:
-        """Whether transformers makes the tokenizer from a GGUF file, which it does by rules of its
-        own (it composes accents in SmolLM2's, whose original does not)."""
-        return "gguf_file" in self._options
+        """Whether transformers makes the tokenizer from a GGUF file or a SentencePiece model, which
+        it does by rules of its own (it composes accents in SmolLM2's, whose original does not, and
+        ranks SentencePiece's merges by id)."""
+        return not (self._path / "tokenizer.json").is_file()
 
     @property
     def has_template(self) -> bool:

@@ -216,6 +216,17 @@ def test_phi3_drops_white_space_behind_its_marks() -> None:
     assert ids == [first + 1, *hello, first + 2, first, *feed]
 
 
+def test_named_templates() -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(["a", "b", "ab"])
+        writer.add_token_merges(["a b"])
+        writer.add_chat_template([{"name": n, "template": n} for n in ("default", "tool_use")])
+
+    assert read(fill).chat_templates == {"default": "default", "tool_use": "tool_use"}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -13,7 +13,7 @@ from edgechat.bundle import Bundle, Manifest
 from edgechat.errors import EngineError
 from edgechat.paths import cache_folder
 from edgechat.runtime.archive import BLOCK, Archive
-from edgechat.runtime.engine import Engine
+from edgechat.runtime.engine import Engine, check_capacity
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.memory import Memory
 from edgechat.runtime.text import TextCodec
@@ -26,27 +26,50 @@ def needs_importance(settings: Settings) -> bool:
 
 
 def make_engine(
-    bundle: Bundle, capacity: int, threads: int | None = None, importance: bool = False
+    bundle: Bundle,
+    capacity: int,
+    threads: int | None = None,
+    importance: bool = False,
+    allow_fallback: bool = False,
 ) -> Engine:
     """The engine that speaks the bundle's dialect, with one row of ``capacity`` slots.
 
     TensorRT's is built first where this machine has none yet, which takes minutes and is told by
-    a warning of the logger ``edgechat``. Raises EngineError when the backend is missing.
+    a warning of the logger ``edgechat``. Raises EngineError when the backend is missing; with
+    ``allow_fallback`` a bundle for CUDA then runs on the CPU, which is told in the same way.
     """
-    if bundle.manifest.graph.dialect.startswith("tensorrt"):
+    dialect, logger = bundle.manifest.graph.dialect, logging.getLogger("edgechat")
+    if dialect.startswith("tensorrt"):
         from edgechat.runtime.tensorrt.engines import ensure_engines
 
-        engines = ensure_engines(bundle, say=logging.getLogger("edgechat").warning)
+        engines = ensure_engines(bundle, say=logger.warning)
         from edgechat.runtime.tensorrt_engine import TensorRtEngine
 
         return TensorRtEngine(bundle, engines, capacity, importance)
+    extra = "cuda" if dialect == "ort_cuda" else "cpu"
     try:
+        from edgechat.runtime.onnx_cuda_engine import OnnxCudaEngine
         from edgechat.runtime.onnx_engine import OnnxEngine
     except ImportError as error:
         raise EngineError(
-            f"ONNX Runtime cannot be loaded ({error}); pip install 'edgechat[cpu]'."
+            f"ONNX Runtime cannot be loaded ({error}); pip install 'edgechat[{extra}]'."
         ) from None
-
+    if dialect == "ort_cuda":
+        check_capacity(bundle.manifest, capacity, importance)
+        try:
+            if bundle.manifest.kv_dtype == "float32":
+                raise EngineError(
+                    "an fp32 bundle for CUDA is there to compare with: ONNX Runtime has no "
+                    "float32 attention for GPUs; export with --precision fp16 or int8-weight."
+                )
+            return OnnxCudaEngine(bundle, capacity, importance)
+        except EngineError as error:
+            if not allow_fallback:
+                raise EngineError(
+                    f"{str(error).rstrip('.')}; or run it on the CPU, slowly, with "
+                    "--allow-fallback (in Python: allow_fallback=True)."
+                ) from None
+            logger.warning("note: running on the CPU, slowly, and not on CUDA: %s", error)
     return OnnxEngine(bundle, capacity, threads=threads, importance=importance)
 
 

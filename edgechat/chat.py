@@ -49,7 +49,11 @@ class Chat:
         self._bundle = bundle
         self._codec = TextCodec(bundle)
         self._engine = engine or make_engine(
-            bundle, capacity, settings.threads, needs_importance(settings)
+            bundle,
+            capacity,
+            settings.threads,
+            needs_importance(settings),
+            settings.allow_fallback,
         )
         self._conversation = Conversation(
             make_cache(bundle, settings, self._engine, self._codec),
@@ -74,13 +78,15 @@ class Chat:
         archive_folder: str | Path | None = None,
         threads: int | None = None,
         max_tokens: int | None = None,
+        allow_fallback: bool = False,
         sampling: SamplingSettings | None = None,
         verify: bool = True,
     ) -> Chat:
         """Load a bundle folder.
 
         ``profile`` names a profile, a YAML file, or several joined by commas (later ones win);
-        what is given beside it overrides it. ``verify`` compares every file with its checksum
+        what is given beside it overrides it. ``allow_fallback`` runs a bundle for CUDA on the CPU,
+        slowly, where CUDA is missing, and warns. ``verify`` compares every file with its checksum
         first. Raises BundleError, ProfileError, SettingsError, EngineError or ArchiveError, each
         with the remedy.
         """
@@ -92,6 +98,7 @@ class Chat:
             archive_folder=None if archive_folder is None else str(archive_folder),
             threads=threads,
             max_tokens=max_tokens,
+            allow_fallback=allow_fallback or None,
             sampling=sampling,
         )
         loaded = load_bundle(bundle)
@@ -112,6 +119,7 @@ class Chat:
         archive_folder: str | Path | None = None,
         threads: int | None = None,
         max_tokens: int | None = None,
+        allow_fallback: bool = False,
         sampling: SamplingSettings | Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> Chat:
@@ -134,6 +142,7 @@ class Chat:
                 archive_folder=None if archive_folder is None else str(archive_folder),
                 threads=threads,
                 max_tokens=max_tokens,
+                allow_fallback=allow_fallback,
                 sampling=sampling,
             )
             chat = cls(loaded, settings, state.facts["capacity"], None)

@@ -69,7 +69,11 @@ class Reader:
     def __init__(self, bundle: Bundle, settings: Settings, capacity: int) -> None:
         self._policy = settings.make_policy()
         self._engine = make_engine(
-            bundle, capacity, settings.threads, self._policy.needs_importance
+            bundle,
+            capacity,
+            settings.threads,
+            self._policy.needs_importance,
+            settings.allow_fallback,
         )
 
     def read(self, ids: Ids) -> Iterator[Logits]:

@@ -90,7 +90,11 @@ class Subject:
                 "export with --capacity or test shorter distances."
             )
         self.engine = make_engine(
-            bundle, capacity, settings.threads, needs_importance(self.settings)
+            bundle,
+            capacity,
+            settings.threads,
+            needs_importance(self.settings),
+            settings.allow_fallback,
         )
 
     def cache(self) -> KVCache:
@@ -202,7 +206,9 @@ def chat_test(
         )
 
 
-def make_filler(bundle: Bundle, questions: Path, progress: Progress) -> list[tuple[str, str]]:
+def make_filler(
+    bundle: Bundle, questions: Path, progress: Progress, allow_fallback: bool = False
+) -> list[tuple[str, str]]:
     """Small talk: the questions of a JSONL file (``turns``: a list of texts) and the bundle's own
     greedy replies to them."""
     asked: list[str] = []
@@ -217,7 +223,8 @@ def make_filler(bundle: Bundle, questions: Path, progress: Progress) -> list[tup
         raise SettingsError(f"{questions} has {len(asked)} questions; {FILLER} are needed.")
     codec = TextCodec(bundle)
     capacity = min(1024, bundle.manifest.max_capacity)
-    cache = KVCache(make_engine(bundle, capacity), make_policy("window", 4))
+    engine = make_engine(bundle, capacity, allow_fallback=allow_fallback)
+    cache = KVCache(engine, make_policy("window", 4))
     talk = Conversation(cache, codec)
     sampler = Sampler(SamplingSettings(temperature=0, repeat_penalty=1.15), codec.size)
     said = []

@@ -57,7 +57,8 @@ class Settings:
     ``archive_mib``: disk space for evicted blocks (0: forget them), in ``archive_folder`` (None:
     in edgechat's cache folder). ``prefill_optimization``: keep the system prompt's keys and
     values on disk for the next start. ``threads``: None uses the cores this process may run on;
-    ``max_tokens``: longest reply. ``device``: what ``edgechat plan`` reckons with. The rest:
+    ``allow_fallback``: run a bundle for CUDA on the CPU where CUDA is missing; ``max_tokens``:
+    longest reply. ``device``: what ``edgechat plan`` reckons with. The rest:
     :class:`~edgechat.runtime.conversation.Upkeep`.
     """
 
@@ -80,6 +81,7 @@ class Settings:
     coherence_check: str = "off"
     history_summary: int = 0
     threads: int | None = None
+    allow_fallback: bool = False
     max_tokens: int = 512
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     device: Device | None = None

@@ -1,8 +1,7 @@
-"""The ONNX Runtime engine: buffers and bindings made once, KV written in place."""
+"""The engine for ONNX Runtime's CPU: buffers and bindings made once, KV written in place."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,15 @@ from edgechat.errors import EngineError
 from edgechat.runtime import huge_pages
 from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
+from edgechat.runtime.onnx_session import CPU, open_session, run
 from edgechat.runtime.rotation import rotate_keys, turns
 
-ORT_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(int8)": "int8",
-}
-PROVIDERS = {"ort_cpu": "CPUExecutionProvider"}
+DIALECTS = ("ort_cpu", "ort_cuda")
 
 
 class OnnxEngine:
-    """See :class:`~edgechat.runtime.engine.Engine`.
+    """See :class:`~edgechat.runtime.engine.Engine`. Runs bundles for the CPU, and those for CUDA,
+    slowly.
 
     ``capacity`` is the number of slots a row holds; ``threads`` defaults to the usable cores;
     ``importance`` fills ``signals``; ``session`` is another engine's, to share. Raises
@@ -45,6 +40,7 @@ class OnnxEngine:
         session: Any = None,
     ) -> None:
         manifest = bundle.manifest
+        _check_dialect(manifest.graph.dialect)
         check_capacity(manifest, capacity, importance)
         self.rows, self.capacity = rows, capacity
         self.signals: Signals | None = None
@@ -52,13 +48,14 @@ class OnnxEngine:
         self.vocab_size = manifest.dims.vocab_size
         self.hidden_size, self.num_heads = manifest.dims.hidden_size, manifest.dims.num_heads
         self.has_signals = manifest.has_importance
+        self.has_positions = any(t.name == "position_ids" for t in manifest.graph.inputs)
         self.first_alone = manifest.precision == "int8"
         self._layers = manifest.dims.num_layers
         self._rotary = manifest.rotary
         self._bundle = bundle
         if session is None:
             before = huge_pages.anonymous_regions()
-            session = _session(bundle, threads or usable_cores())
+            session = open_session(bundle, manifest.graph, CPU, threads or usable_cores())
             huge_pages.gather(before)
         self._session = session
         dims = manifest.dims
@@ -159,11 +156,12 @@ class _Binding:
         binding = self._session.io_binding()
         inputs = {
             "input_ids": self._tokens,
-            "position_ids": self._positions,
             "seqlens_k": self._last_slot,
             "total_sequence_length": self._total,
             "output_index": self._index,
         }
+        if engine.has_positions:  # else they are the slots anyway
+            inputs["position_ids"] = self._positions
         outputs = {"logits": self._logits}
         if engine.has_signals:
             inputs["targets"] = self._targets
@@ -188,79 +186,19 @@ class _Binding:
         np.add(lengths[:, None], self._offsets, out=self._positions)
         np.add(lengths, self.count - 1, out=self._last_slot)
         self._total[...] = self._last_slot.max() + 1
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # ONNX Runtime's exceptions share no public base class
-            reason = str(error).strip().splitlines()[0][:300]
-            raise EngineError(f"ONNX Runtime failed in a step ({reason}).") from None
+        run(self._session, self._binding)
         return self._logits
 
 
-def _session(bundle: Bundle, threads: int) -> Any:
-    graph = bundle.manifest.graph
-    provider = PROVIDERS.get(graph.dialect)
-    if provider is None:
-        remedy = "update edgechat, or export the bundle again with this version."
-        if graph.dialect.startswith("tensorrt"):
-            remedy = "it is for TensorRT on a Jetson: export with --target cpu to run it here."
-        raise EngineError(
-            f"the bundle speaks the dialect {graph.dialect!r}, which this engine cannot run; "
-            f"{remedy}"
-        )
-    # The tiled attention ONNX Runtime prefers on CPU is up to a quarter slower at these sizes.
-    os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # The export already spells fused nodes: optimising again only costs load time.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = ort.InferenceSession(
-            str(bundle.path(graph.file)), sess_options=options, providers=[provider]
-        )
-    except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        reason = str(error).strip().splitlines()[0][:300]
-        raise EngineError(
-            f"ONNX Runtime {ort.__version__} cannot load the bundle's graph; update it with "
-            f"pip install -U onnxruntime, or export the bundle again ({reason})."
-        ) from None
-    _check_contract(bundle, session)
-    if session.get_providers()[0] != provider:
-        raise EngineError(f"ONNX Runtime fell back to {session.get_providers()[0]}.")
-    return session
-
-
-def _check_contract(bundle: Bundle, session: Any) -> None:
-    """EngineError unless the graph has exactly the tensors the manifest promises."""
-    manifest = bundle.manifest
-    dims, graph = manifest.dims, manifest.graph
-    logits = [x for x in session.get_outputs() if x.name == "logits"]
-    if not logits or logits[0].shape[-1] != dims.vocab_size:
-        raise EngineError(
-            f"the graph's logits are not the {dims.vocab_size:,} of the manifest's contract; "
-            "export the bundle again."
-        )
-    cache = [manifest.kv_dtype, "batch", dims.num_kv_heads, "capacity", dims.head_dim]
-    for promised, found in (
-        (graph.inputs, session.get_inputs()),
-        (graph.outputs, session.get_outputs()),
-    ):
-        expected = {}
-        for info in promised:
-            kind = [info.dtype, *info.shape]
-            if "{i}" not in info.name:
-                expected[info.name] = kind
-            elif kind == cache:
-                names = [info.name.replace("{i}", str(i)) for i in range(dims.num_layers)]
-                expected.update(dict.fromkeys(names, kind))
-        actual = {t.name: [ORT_TYPES.get(t.type, t.type), *t.shape] for t in found}
-        if expected != actual:
-            odd = min(n for n in expected | actual if expected.get(n) != actual.get(n))
-            raise EngineError(
-                f"the graph does not keep the manifest's contract at {odd!r}; export the bundle "
-                "again."
-            )
+def _check_dialect(dialect: str) -> None:
+    if dialect in DIALECTS:
+        return
+    remedy = "update edgechat, or export the bundle again with this version."
+    if dialect.startswith("tensorrt"):
+        remedy = "it is for TensorRT on a Jetson: export with --target cpu to run it here."
+    raise EngineError(
+        f"the bundle speaks the dialect {dialect!r}, which this engine cannot run; {remedy}"
+    )
 
 
 def _check_memory(needed: int) -> None:

@@ -67,6 +67,13 @@ def eval_command(
         str,
         typer.Option(help="--recall: tokens between what is told and the question."),
     ] = "2000,4000,7000",
+    allow_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--allow-fallback",
+            help="Run a bundle for CUDA on the CPU, slowly, where CUDA is missing.",
+        ),
+    ] = False,
 ) -> None:
     """Perplexity of a text: lower is better, 1 is perfect. Or, with --recall, memory.
 
@@ -77,7 +84,9 @@ def eval_command(
         if count is not None and count < 2:
             raise SettingsError(f"{option} must be at least 2, not {count}.")
     check_plot(plot)
-    settings = load_profile(profile).override(policy=policy, cache_window=window, sinks=sinks)
+    settings = load_profile(profile).override(
+        policy=policy, cache_window=window, sinks=sinks, allow_fallback=allow_fallback or None
+    )
     loaded = load_bundle(bundle)
     if recall:
         names = [name.strip() for name in policies.split(",")]

@@ -39,7 +39,11 @@ def run_recall(
     console = Console(stderr=True)
     outcomes: list[Outcome] = []
     with console.status("reading") as status:
-        filler = None if questions is None else make_filler(bundle, questions, status.update)
+        filler = (
+            None
+            if questions is None
+            else make_filler(bundle, questions, status.update, settings.allow_fallback)
+        )
         for name in policies:
             subject = Subject(bundle, name, settings, max(lengths) + 400)
             outcomes += password_test(subject, text, lengths, status.update)

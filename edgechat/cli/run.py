@@ -99,6 +99,13 @@ def run(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: usable cores.")] = None,
+    allow_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--allow-fallback",
+            help="Run a bundle for CUDA on the CPU, slowly, where CUDA is missing.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a reply instead of text.")
     ] = False,
@@ -141,7 +148,9 @@ def run(
             "--recall-blocks": recall_blocks,
         }
         check_resumable(session, given)
-        chat = _resume(bundle, session, sampling, archive_folder, threads, max_tokens)
+        chat = _resume(
+            bundle, session, sampling, archive_folder, threads, max_tokens, allow_fallback
+        )
     else:
         names = DEFAULT_PROFILE if profile is None else profile
         settings = load_profile(names).override(**sampling)
@@ -157,6 +166,7 @@ def run(
             archive_folder=archive_folder,
             threads=threads,
             max_tokens=max_tokens,
+            allow_fallback=allow_fallback,
             sampling=settings.sampling,
         )
     measuring = Sampler() if stats else nullcontext()
@@ -178,6 +188,7 @@ def _resume(
     archive_folder: Path | None,
     threads: int | None,
     max_tokens: int | None,
+    allow_fallback: bool,
 ) -> Chat:
     chat = Chat.load(
         bundle,
@@ -185,6 +196,7 @@ def _resume(
         archive_folder=archive_folder,
         threads=threads,
         max_tokens=max_tokens,
+        allow_fallback=allow_fallback,
         sampling={name: value for name, value in sampling.items() if value is not None},
     )
     tell(f"resumed {session} ({count_turns(chat)})")

@@ -36,6 +36,10 @@ def provider(name: str) -> Facts:
     import numpy as np
     import onnxruntime as ort
 
+    from edgechat.runtime.onnx_session import CUDA, preload_libraries
+
+    if name == CUDA.name:
+        preload_libraries()
     session = ort.InferenceSession(tiny_model(), providers=[name])
     session.disable_fallback()
     if session.get_providers()[0] != name:

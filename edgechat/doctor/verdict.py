@@ -63,9 +63,9 @@ def software_gaps(needs: Needs, machine: Machine, libraries: Libraries) -> list[
     if needs.provider is not None:
         gaps += onnxruntime_gaps(needs, machine, libraries)
     if needs.on_gpu:
-        gaps = [*driver_gaps(machine, libraries), *gaps]
+        gaps = [*driver_gaps(machine, libraries), *gaps, *cuda_gaps(machine, libraries)]
     if needs.tensorrt is not None:
-        gaps += [*cuda_gaps(machine, libraries), *tensorrt_gaps(needs, machine, libraries)]
+        gaps += tensorrt_gaps(needs, machine, libraries)
     return gaps
 
 

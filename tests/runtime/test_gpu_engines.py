@@ -1,4 +1,4 @@
-"""The TensorRT engine does what the ONNX Runtime engine does.
+"""The engines for GPUs, TensorRT's and ONNX Runtime's, do what the one for the CPU does.
 
 On a simulated device (see simulated_device.py), and on a real GPU where there is one.
 """
@@ -14,18 +14,20 @@ import numpy as np
 import pytest
 from simulated_device import SimulatedCuda, Status
 
-from edgechat.bundle import load_bundle
+from edgechat.bundle import Bundle, load_bundle
 from edgechat.chat import Chat
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
 from edgechat.runtime.engine import Engine
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.onnx_engine import OnnxEngine
+from edgechat.runtime.onnx_session import CPU
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.sampling import SamplingSettings
 from edgechat.settings import Settings
 
-TARGETS = ("jetson-jp7", "jetson-jp6")
+TENSORRT = ("jetson-jp7", "jetson-jp6")
+TARGETS = (*TENSORRT, "cuda")
 CAPACITY = 96
 IDS = np.random.default_rng(0).integers(3, 259, size=200)
 Open = Callable[..., Any]
@@ -43,29 +45,38 @@ def bundles(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.fixture
-def open_engine(cuda: SimulatedCuda, tmp_path: Path) -> Iterator[Open]:
+def open_engine(
+    cuda: SimulatedCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Open]:
     opened: list[Engine] = []
+    # the simulated GPU's memory is the host's, where ONNX Runtime's CPU finds it by address
+    monkeypatch.setattr("edgechat.runtime.onnx_cuda_engine.CUDA", CPU)
 
     def make(folder: Path, capacity: int = CAPACITY, importance: bool = True) -> Engine:
-        from edgechat.runtime.tensorrt.build import (
-            Options,
-            build_compact_engine,
-            build_decoder_engine,
-        )
-        from edgechat.runtime.tensorrt.engines import Engines
-        from edgechat.runtime.tensorrt_engine import TensorRtEngine
+        from edgechat.runtime.onnx_cuda_engine import OnnxCudaEngine
 
-        bundle, api = load_bundle(folder), sys.modules["tensorrt"]
-        engines = Engines(tmp_path)
-        engines.decoder.write_bytes(build_decoder_engine(api, bundle, Options()).engine)
-        engines.compact.write_bytes(build_compact_engine(api, bundle, Options()).engine)
-        engine = TensorRtEngine(bundle, engines, capacity, importance)
+        bundle = load_bundle(folder)
+        if bundle.manifest.graph.dialect == "ort_cuda":
+            engine: Engine = OnnxCudaEngine(bundle, capacity, importance)
+        else:
+            engine = _tensorrt_engine(bundle, tmp_path, capacity, importance)
         opened.append(engine)
         return engine
 
     yield make
     for engine in opened:
         engine.close()
+
+
+def _tensorrt_engine(bundle: Bundle, folder: Path, capacity: int, importance: bool) -> Engine:
+    from edgechat.runtime.tensorrt.build import Options, build_compact_engine, build_decoder_engine
+    from edgechat.runtime.tensorrt.engines import Engines
+    from edgechat.runtime.tensorrt_engine import TensorRtEngine
+
+    api, engines = sys.modules["tensorrt"], Engines(folder)
+    engines.decoder.write_bytes(build_decoder_engine(api, bundle, Options()).engine)
+    engines.compact.write_bytes(build_compact_engine(api, bundle, Options()).engine)
+    return TensorRtEngine(bundle, engines, capacity, importance)
 
 
 def reference(bundles: dict[str, Path], capacity: int = CAPACITY) -> OnnxEngine:
@@ -106,7 +117,7 @@ def test_steps_of_many_lengths_give_the_logits_the_signals_and_the_cache(
     same_cache(engine, other, length)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TENSORRT)
 def test_shapes_in_use_become_graphs_that_are_launched(
     target: str, bundles: dict[str, Path], open_engine: Open, cuda: SimulatedCuda
 ) -> None:
@@ -141,11 +152,13 @@ def test_compaction_moves_and_turns(
     assert np.abs(ours - theirs).max() < 1e-4
 
 
+@pytest.mark.parametrize("target", ["jetson-jp7", "cuda"])
 def test_compaction_in_several_goes(
-    bundles: dict[str, Path], open_engine: Open, monkeypatch: pytest.MonkeyPatch
+    target: str, bundles: dict[str, Path], open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgechat.runtime.tensorrt.build.MOST_KEPT", 7)
-    engine, other = open_engine(bundles["jetson-jp7"]), reference(bundles)
+    monkeypatch.setattr("edgechat.runtime.onnx_cuda_engine.MOST_KEPT", 7)
+    engine, other = open_engine(bundles[target]), reference(bundles)
     kept = np.array([0, 1, 2, *range(10, 50), 55, 57])
     for one in (engine, other):
         steps(one, 60)
@@ -224,10 +237,11 @@ def test_a_whole_conversation_is_the_one_of_the_cpu(
     assert talk(open_engine(bundles[target]), bundles[target]) == expected
 
 
+@pytest.mark.parametrize("target", ["jetson-jp7", "cuda"])
 def test_failures_are_one_sentence_and_give_everything_back(
-    bundles: dict[str, Path], open_engine: Open, cuda: SimulatedCuda
+    target: str, bundles: dict[str, Path], open_engine: Open, cuda: SimulatedCuda
 ) -> None:
-    folder = bundles["jetson-jp7"]
+    folder = bundles[target]
     cases = [
         ("cudaGetDeviceCount", Status.cudaErrorInsufficientDriver, "no NVIDIA driver"),
         ("cudaGetDeviceCount", Status.cudaErrorNoDevice, "no NVIDIA GPU"),
@@ -275,7 +289,7 @@ def test_on_a_real_gpu_the_talk_is_the_same(
     try:
         engine = make_engine(bundle, CAPACITY, importance=True)
     except EngineError as error:
-        pytest.skip(f"TensorRT cannot run here: {error}")
+        pytest.skip(f"it cannot run here: {error}")
     other = reference(bundles)
     for one in (engine, other):
         steps(one, 20, 1, 1, 1, 20, 1, 16)

@@ -34,6 +34,7 @@ MEANINGS = {
     "coherence_check": "off, report, or retry replies that loop or leave the topic",
     "history_summary": "tokens of evicted turns the model sums up together; 0 = off",
     "threads": "CPU threads; - = usable cores",
+    "allow_fallback": "run a bundle for CUDA on the CPU, slowly, where CUDA is missing",
     "max_tokens": "longest reply",
     "sampling.temperature": "0 always takes the likeliest token",
     "sampling.top_k": "only the k likeliest tokens; 0 = off",

@@ -83,6 +83,7 @@ def test_what_is_complete_runs(needs: Needs, orin: Machine) -> None:
         (JP6, {"cuda_bindings": Library(error="cuda-bindings cannot be loaded (No module); x.")},
          "cannot be loaded", "edgechat[jetpack6]"),
         (JP6, {"cuda_bindings": Library("13.0.1")}, "newer than the driver", "edgechat[jetpack6]"),
+        (CUDA, {"cuda_bindings": Library("13.0.1")}, "newer than the driver", "edgechat[jetpack6]"),
         (JP6, {"gpu": None, "gpu_error": "CUDA finds no GPU: none is visible; check nvidia-smi."},
          "finds no GPU", "check nvidia-smi"),
         (JP7, {}, "needs TensorRT 10.15 or later, here is 10.3.0", "--target jetson-jp6"),

@@ -48,7 +48,7 @@ def make_engine(
         return TensorRtEngine(bundle, engines, capacity, importance)
     extra = "cuda" if dialect == "ort_cuda" else "cpu"
     try:
-        from edgechat.runtime.onnx_cuda_engine import OnnxCudaEngine
+        from edgechat.runtime.onnx_cuda_engine import OnnxCudaEngine, check_precision
         from edgechat.runtime.onnx_engine import OnnxEngine
     except ImportError as error:
         raise EngineError(
@@ -57,11 +57,7 @@ def make_engine(
     if dialect == "ort_cuda":
         check_capacity(bundle.manifest, capacity, importance)
         try:
-            if bundle.manifest.kv_dtype == "float32":
-                raise EngineError(
-                    "an fp32 bundle for CUDA is there to compare with: ONNX Runtime has no "
-                    "float32 attention for GPUs; export with --precision fp16 or int8-weight."
-                )
+            check_precision(bundle.manifest)
             return OnnxCudaEngine(bundle, capacity, importance)
         except EngineError as error:
             if not allow_fallback:

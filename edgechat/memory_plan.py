@@ -16,7 +16,7 @@ from edgechat.bundle import KV_BYTES, SURPRISAL_IDS, Manifest
 from edgechat.device import Device
 from edgechat.errors import SettingsError
 from edgechat.runtime.archive import BLOCK, archive_size
-from edgechat.runtime.tensorrt.build import MOST_KEPT, MOST_LOGITS, MOST_TOKENS
+from edgechat.runtime.device_cache import MOST_KEPT, MOST_LOGITS, MOST_TOKENS
 from edgechat.settings import Settings
 
 MIB = 1 << 20
@@ -233,9 +233,9 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
 
 
 def prefill_chunk(manifest: Manifest, settings: Settings) -> int:
-    """Tokens a prefill step feeds; TensorRT engines are built for so many."""
-    tensorrt = manifest.graph.dialect.startswith("tensorrt")
-    return min(settings.prefill_chunk, MOST_TOKENS) if tensorrt else settings.prefill_chunk
+    """Tokens a prefill step feeds; engines for GPUs have buffers for so many."""
+    on_gpu = manifest.graph.dialect != "ort_cpu"
+    return min(settings.prefill_chunk, MOST_TOKENS) if on_gpu else settings.prefill_chunk
 
 
 def _scratch(manifest: Manifest, chunk: int, slots: int, importance: bool) -> Item:

@@ -12,6 +12,11 @@ from edgechat.runtime.cuda import Box, Cuda
 from edgechat.runtime.engine import KV, Slots
 from edgechat.runtime.rotation import move_keys, turns
 
+# What an engine for GPUs does in one go at most: its buffers are made once.
+MOST_TOKENS = 256  # of a prefill step
+MOST_LOGITS = 16  # a step gives, where more than the last are asked for: in evaluation only
+MOST_KEPT = 256  # slots the compact graph moves
+
 
 class DeviceCache:
     """Keys and values [layers, 2, rows, H_kv, C, D] on the GPU, and a ``scratch`` of the same

@@ -12,16 +12,20 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
-from edgechat.bundle import Bundle, Graph
+from edgechat.bundle import Bundle, Graph, Manifest
 from edgechat.errors import EngineError
 from edgechat.runtime.cuda import Box, Cuda
-from edgechat.runtime.device_cache import DeviceCache, chunks, moves
+from edgechat.runtime.device_cache import (
+    MOST_KEPT,
+    MOST_LOGITS,
+    MOST_TOKENS,
+    DeviceCache,
+    chunks,
+    moves,
+)
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
 from edgechat.runtime.onnx_session import CUDA, check_provider, open_session, run
 
-MOST_TOKENS = 256  # of a step
-MOST_LOGITS = 16  # a step gives, where more than the last are asked for: in evaluation only
-MOST_KEPT = 256  # slots the compact graph moves in one go
 Shape = tuple[int, bool]  # tokens of a step, whether it gives all their logits
 DECODE: Shape = (1, False)
 
@@ -129,7 +133,7 @@ class OnnxCudaEngine:
             "logit_positions": picked,
             "targets": scored,
         }
-        addresses = dict(self._io.addresses)
+        addresses = self._io.addresses(picked)
         for name, address in self._cache_addresses().items():
             addresses[f"past_{name}"] = addresses[f"present_{name}"] = address
         binding = self._bound(0, self._bundle.manifest.graph, sizes, addresses)
@@ -177,6 +181,15 @@ class OnnxCudaEngine:
         }
 
 
+def check_precision(manifest: Manifest) -> None:
+    """EngineError for a bundle in float32, which only the CPU runs."""
+    if manifest.kv_dtype == "float32":
+        raise EngineError(
+            "an fp32 bundle for CUDA is there to compare with: ONNX Runtime has no float32 "
+            "attention for GPUs; export with --precision fp16 or int8-weight."
+        )
+
+
 class _Staged:
     """Pinned memory and its twin on the GPU."""
 
@@ -214,14 +227,20 @@ class _Buffers:
         self._steps = np.arange(MOST_TOKENS)
         self.total = np.zeros((), dtype=np.int32)
         self._kept = _Staged(cuda, (2, capacity), np.int64)
-        outputs: dict[str, tuple[int, ...]] = {"logits": (MOST_LOGITS, dims.vocab_size)}
+        outputs: dict[str, tuple[int, ...]] = {"logits": (1, dims.vocab_size)}
         if bundle.manifest.has_importance:
             outputs["surprisal"] = (MOST_TOKENS,)
             outputs["hidden"] = (MOST_TOKENS, dims.hidden_size)
             outputs["attention_mass"] = (capacity,)
         self._out = {name: _Staged(cuda, shape, np.float32) for name, shape in outputs.items()}
-        self.addresses = {name: self._in.address + at * 8 for name, at in starts.items()}
-        self.addresses |= {name: staged.address for name, staged in self._out.items()}
+        self._vocab = dims.vocab_size
+        self._many_logits: _Staged | None = None  # made when evaluation first asks
+        self._addresses = {name: self._in.address + at * 8 for name, at in starts.items()}
+        self._addresses |= {name: staged.address for name, staged in self._out.items()}
+
+    def addresses(self, picked: int) -> dict[str, int]:
+        """Of what a step reads and gives that gives ``picked`` tokens' logits."""
+        return {**self._addresses, "logits": self._logits(picked).address}
 
     def fill(self, tokens: Tokens, length: int, scored: int, picked: int) -> None:
         """Give the GPU what a step reads of ``tokens``: the first ``scored`` positions say how
@@ -248,7 +267,7 @@ class _Buffers:
 
     def logits(self, picked: int) -> Logits:
         """[1, picked, V]; a view that the next step overwrites, as those of ``signals``."""
-        found = self._out["logits"].download(picked)
+        found = self._logits(picked).download(picked)
         self._cuda.synchronize()
         return found[None]
 
@@ -257,3 +276,10 @@ class _Buffers:
         found = {name: self._out[name].download(used)[None] for name, used in rows.items()}
         self._cuda.synchronize()
         return Signals(**found)
+
+    def _logits(self, picked: int) -> _Staged:
+        if picked == 1:
+            return self._out["logits"]
+        if self._many_logits is None:
+            self._many_logits = _Staged(self._cuda, (MOST_LOGITS, self._vocab), np.float32)
+        return self._many_logits

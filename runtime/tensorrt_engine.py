@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
 from edgechat.runtime.cuda import Cuda, Graph, HostArray
-from edgechat.runtime.device_cache import DeviceCache, chunks, moves
+from edgechat.runtime.device_cache import MOST_LOGITS, DeviceCache, chunks, moves
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
-from edgechat.runtime.tensorrt.build import MOST_LOGITS, most_kept, most_tokens
+from edgechat.runtime.tensorrt.build import most_kept, most_tokens
 from edgechat.runtime.tensorrt.context import Context, LoadedEngine, shapes_of
 from edgechat.runtime.tensorrt.engines import Engines
 

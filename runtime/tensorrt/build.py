@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgechat.bundle import Bundle, Graph
 from edgechat.errors import EngineError
+from edgechat.runtime.device_cache import MOST_KEPT, MOST_LOGITS, MOST_TOKENS
 from edgechat.runtime.tensorrt.api import complaint, load_rtx, make_logger
 
 RTX_GPUS = ("SM86", "SM89", "SM120")
-MOST_TOKENS = 256  # of a prefill step
-MOST_LOGITS = 16  # a step gives, where more than the last are asked for: in evaluation only
-MOST_KEPT = 256  # slots the compact graph moves in one go
 # How TensorRT-RTX 1.7 writes fused kernels down in an engine.
 FUSED_ATTENTION = re.compile(rb"function=\{ name=_gem[mv]_mha")
 FUSED_WEIGHT = re.compile(rb"runtime_fusion=\{ name=__myl_CastMulFc")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgechat.errors import EngineError
+from edgechat.runtime.telemetry.sysfs import meminfo
 
+ALIGNMENT = 256  # bytes: every tensor TensorRT is given starts at a multiple of it
+NO_DRIVER = "cudaErrorInsufficientDriver"
 REMEDIES = {
-    "cudaErrorInsufficientDriver": "there is no NVIDIA driver, or it is older than cuda-bindings; "
-    "update the driver or JetPack, or install the cuda-bindings of its CUDA version "
-    "(edgechat[jetpack6] for CUDA 12, edgechat[jetpack7] for CUDA 13)",
+    NO_DRIVER: "there is no NVIDIA driver, or it is older than cuda-bindings; update the driver "
+    "or JetPack, or install the cuda-bindings of its CUDA version (edgechat[jetpack6] for CUDA 12, "
+    "edgechat[jetpack7] for CUDA 13; cuda-bindings==12.8.0 takes every driver of CUDA 12)",
     "cudaErrorNoDevice": "no NVIDIA GPU is visible; check nvidia-smi, and that the container was "
     "started with the GPU (--runtime nvidia)",
     "cudaErrorMemoryAllocation": "the GPU is out of memory; choose a smaller window or model, or "
@@ -58,7 +61,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self._api = load_runtime()
-        self._memory: dict[int, Callable[[], None]] = {}
+        self._memory: list[tuple[str, Any]] = []  # what to free, and by which call
         (count,) = self._call("cudaGetDeviceCount")
         if count < 1:
             raise EngineError(f"CUDA finds no GPU: {REMEDIES['cudaErrorNoDevice']}.")
@@ -78,6 +81,8 @@ class Cuda:
     def free_memory(self) -> int:
         """Bytes of device memory that can be allocated now."""
         free, _ = self._call("cudaMemGetInfo")
+        if self.device.integrated:  # CUDA leaves out the file cache, which the system gives up
+            free = max(free, meminfo().get("MemAvailable", 0))
         return int(free)
 
     def allocate(self, size: int) -> int:
@@ -89,7 +94,7 @@ class Cuda:
                 "choose a smaller window or model, or end other programs."
             )
         (address,) = self._call("cudaMalloc", max(size, 1))
-        self._memory[int(address)] = lambda: self._release("cudaFree", address)
+        self._memory.append(("cudaFree", address))
         self._call("cudaMemsetAsync", address, 0, size, self.stream)
         return int(address)
 
@@ -98,16 +103,12 @@ class Cuda:
         kind = np.dtype(dtype)
         size = max(int(np.prod(shape)) * kind.itemsize, 1)
         (address,) = self._call("cudaHostAlloc", size, self._api.cudaHostAllocMapped)
+        self._memory.append(("cudaFreeHost", address))
         (mapped,) = self._call("cudaHostGetDevicePointer", address, 0)
-        self._memory[int(mapped)] = lambda: self._release("cudaFreeHost", address)
         raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(address)))
         array = raw[: int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
         array[...] = 0
         return HostArray(array, int(mapped), int(address))
-
-    def free(self, address: int) -> None:
-        """Give back what ``allocate`` or ``host`` gave, by its device address."""
-        self._memory.pop(address)()
 
     def copy(self, target: Box, source: Box) -> None:
         """Enqueue a copy between two boxes of the same extent, on the device or the host."""
@@ -135,8 +136,10 @@ class Cuda:
         try:
             yield graph
         except BaseException:
-            self._api.cudaStreamEndCapture(self.stream)  # the first error is the one to tell
-            raise
+            _, recorded = self._api.cudaStreamEndCapture(self.stream)
+            if recorded is not None:
+                self._release("cudaGraphDestroy", recorded)
+            raise  # the first error is the one to tell
         (recorded,) = self._call("cudaStreamEndCapture", self.stream)
         try:
             (graph.executable,) = self._call("cudaGraphInstantiate", recorded, 0)
@@ -148,8 +151,8 @@ class Cuda:
         if not self.stream:
             return
         self._api.cudaStreamSynchronize(self.stream)  # a failed step must not keep the memory
-        for free in self._memory.values():
-            free()
+        for name, address in self._memory:
+            self._release(name, address)
         self._memory.clear()
         self._release("cudaStreamDestroy", self.stream)
         self.stream = 0
@@ -161,7 +164,10 @@ class Cuda:
         return pointer
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        status, *results = getattr(self._api, name)(*arguments)
+        try:
+            status, *results = getattr(self._api, name)(*arguments)
+        except RuntimeError as error:  # as cuda-bindings 12.8 tells of a missing libcuda
+            raise EngineError(f"CUDA failed in {name} ({error}): {REMEDIES[NO_DRIVER]}.") from None
         if status == self._api.cudaError_t.cudaSuccess:
             return tuple(results)
         code = getattr(status, "name", str(status))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from edgechat.bundle import Manifest
 from edgechat.errors import EngineError
-from edgechat.runtime.cuda import Box, Cuda
+from edgechat.runtime.cuda import ALIGNMENT, Box, Cuda
 from edgechat.runtime.engine import KV, Slots
 from edgechat.runtime.rotation import move_keys, turns
 
@@ -22,7 +23,8 @@ class DeviceCache:
     """Keys and values [layers, 2, rows, H_kv, C, D] on the GPU, and a ``scratch`` of the same
     layout for one row and ``scratch_slots`` slots.
 
-    Since layers lie behind each other, a stretch of slots of all layers is one copy.
+    Since layers lie behind each other, a stretch of slots of all layers is one copy. Where keys
+    or values of a layer would not end at a multiple of ALIGNMENT, unused lines follow them.
     """
 
     def __init__(
@@ -31,27 +33,31 @@ class DeviceCache:
         dims = manifest.dims
         self._cuda, self._dtype = cuda, np.dtype(manifest.kv_dtype)
         self._layers, self._heads = dims.num_layers, dims.num_kv_heads
-        self._rows, self._capacity, self._scratch_slots = rows, capacity, scratch_slots
+        self._capacity, self._scratch_slots = capacity, scratch_slots
         self._slot_bytes = dims.head_dim * self._dtype.itemsize  # of one head
         self._head_dim, self._rotary = dims.head_dim, manifest.rotary
-        slot = 2 * self._layers * self._heads * self._slot_bytes
-        self._slab = cuda.allocate(rows * capacity * slot)
-        self._scratch = cuda.allocate(scratch_slots * slot)
-        self._host = cuda.host((scratch_slots * slot,), np.uint8)
+        self._lines = _aligned_lines(rows * self._heads, capacity * self._slot_bytes)
+        tensors = 2 * self._layers
+        self._slab = cuda.allocate(tensors * self._lines * capacity * self._slot_bytes)
+        most = max(n * self._scratch_lines(n) for n in range(1, scratch_slots + 1))
+        self._scratch = cuda.allocate(tensors * most * self._slot_bytes)
+        staged = tensors * self._heads * scratch_slots * self._slot_bytes
+        self._host = cuda.host((staged,), np.uint8)
 
     def address(self, layer: int, value: int) -> int:
         """Of a layer's keys (``value`` 0) or values (1), [rows, H_kv, C, D]."""
-        part = self._rows * self._heads * self._capacity * self._slot_bytes
+        part = self._lines * self._capacity * self._slot_bytes
         return self._slab + (2 * layer + value) * part
 
     def scratch_address(self, layer: int, value: int, slots: int) -> int:
         """As ``address``, of the scratch when it holds [1, H_kv, ``slots``, D] for each."""
-        return self._scratch + (2 * layer + value) * self._heads * slots * self._slot_bytes
+        part = self._scratch_lines(slots) * slots * self._slot_bytes
+        return self._scratch + (2 * layer + value) * part
 
     def take_scratch(self, row: int, start: int, count: int, slots: int) -> None:
         """Enqueue: the first ``count`` of the scratch's ``slots`` slots go to those from
         ``start`` on."""
-        source = self._packed(self._scratch, count, slots)
+        source = self._packed(self._scratch, count, slots, self._scratch_lines(slots))
         self._cuda.copy(self._stretch(row, start, count), source)
 
     def read(self, row: int, start: int, count: int) -> KV:
@@ -60,7 +66,7 @@ class DeviceCache:
         for begin in range(0, count, self._scratch_slots):
             part = min(self._scratch_slots, count - begin)
             self._cuda.copy(
-                self._packed(self._host.address, part, part),
+                self._packed(self._host.address, part, part, self._heads),
                 self._stretch(row, start + begin, part),
             )
             self._cuda.synchronize()
@@ -80,7 +86,7 @@ class DeviceCache:
             self._staged(part)[:] = piece if start == origin else move_keys(piece, by_layer)
             self._cuda.copy(
                 self._stretch(row, start + begin, part),
-                self._packed(self._host.address, part, part),
+                self._packed(self._host.address, part, part, self._heads),
             )
 
     def _staged(self, count: int) -> KV:
@@ -96,14 +102,24 @@ class DeviceCache:
         return Box(
             self._slab + row * row_bytes + start * self._slot_bytes,
             self._capacity * self._slot_bytes,
-            self._rows * self._heads,
+            self._lines,
             (count * self._slot_bytes, self._heads, 2 * self._layers),
         )
 
-    def _packed(self, address: int, count: int, slots: int) -> Box:
-        """The first ``count`` slots of [layers, 2, H_kv, ``slots``, D] at ``address``."""
+    def _packed(self, address: int, count: int, slots: int, lines: int) -> Box:
+        """The first ``count`` slots of [layers, 2, ``lines``, ``slots``, D] at ``address``, of
+        lines as many as there are heads."""
         extent = (count * self._slot_bytes, self._heads, 2 * self._layers)
-        return Box(address, slots * self._slot_bytes, self._heads, extent)
+        return Box(address, slots * self._slot_bytes, lines, extent)
+
+    def _scratch_lines(self, slots: int) -> int:
+        return _aligned_lines(self._heads, slots * self._slot_bytes)
+
+
+def _aligned_lines(lines: int, size: int) -> int:
+    """The least number, not below ``lines``, of lines of ``size`` bytes that end aligned."""
+    step = ALIGNMENT // math.gcd(ALIGNMENT, size)
+    return -(-lines // step) * step
 
 
 def moves(kept: Slots) -> tuple[int, Slots]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
 from edgechat.runtime.onnx_session import CPU, open_session, run
 from edgechat.runtime.rotation import rotate_keys, turns
+from edgechat.runtime.telemetry.sysfs import meminfo
 
 DIALECTS = ("ort_cpu", "ort_cuda")
 
@@ -203,13 +203,8 @@ def _check_dialect(dialect: str) -> None:
 
 def _check_memory(needed: int) -> None:
     """EngineError when the system has less memory left than the KV cache will take."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return  # not Linux: allocation itself has to tell
-    (line,) = [x for x in lines if x.startswith("MemAvailable")] or ["MemAvailable: 0 kB"]
-    available = int(line.split()[1]) * 1024
-    if available and needed > available:
+    available = meminfo().get("MemAvailable")  # None if not Linux: allocation itself has to tell
+    if available is not None and needed > available:
         raise EngineError(
             f"the KV cache needs {needed >> 20:,} MiB but only {available >> 20:,} MiB of memory "
             "are free; choose a smaller window."

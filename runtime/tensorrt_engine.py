@@ -6,6 +6,7 @@ the GPU reads and writes itself: no copies but those of the cache.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from edgechat.runtime.tensorrt.build import most_kept, most_tokens
 from edgechat.runtime.tensorrt.context import Context, LoadedEngine, shapes_of
 from edgechat.runtime.tensorrt.engines import Engines
 
+logger = logging.getLogger("edgechat")
 MOST_PROGRAMS = 8  # shapes that keep a context and a CUDA graph of their own
 Shape = tuple[int, bool]  # tokens of a step, whether it gives all their logits
 DECODE: Shape = (1, False)
@@ -68,22 +70,21 @@ class TensorRtEngine:
         self._cuda = Cuda()
         self._programs: OrderedDict[Shape, _Program] = OrderedDict()
         self._seen: set[Shape] = set()
+        self._records = True
         try:
             self._load(loaded)
         except BaseException:
-            self._cuda.close()
+            self.close()
             raise
 
     def _load(self, loaded: tuple[LoadedEngine, LoadedEngine] | None) -> None:
         manifest = self._bundle.manifest
         graph, compact, layers = manifest.graph, manifest.compact, manifest.dims.num_layers
-        if compact is None:
-            raise EngineError("the bundle has no compact graph; export it again.")
+        assert compact is not None
         if loaded is None:
             loaded = LoadedEngine(self._engines.decoder), LoadedEngine(self._engines.compact)
             for one, contract in zip(loaded, (graph, compact), strict=True):
-                tensors = (*contract.inputs, *contract.outputs)
-                one.check_names(name for info in tensors for name in info.names(layers))
+                one.check((*contract.inputs, *contract.outputs), layers)
         self._loaded = loaded
         staged = max(self._most, self._most_kept)
         self._cache = DeviceCache(self._cuda, manifest, 1, manifest.max_capacity, staged)
@@ -93,7 +94,7 @@ class TensorRtEngine:
         # A context for shapes that were never used before: it is bound again each time.
         self._any = Context(self._cuda, loaded[0], 1, self._scratch)
         self._compact = Context(self._cuda, loaded[1], 0, self._scratch)
-        self._kept = self._cuda.host((2, manifest.max_capacity), np.int64)
+        self._kept, self._shift = (self._cuda.host((self._most_kept,), np.int64) for _ in range(2))
         self._cuda.synchronize()
 
     def most_tokens(self, all_logits: bool) -> int:
@@ -114,12 +115,12 @@ class TensorRtEngine:
         first, shift = moves(kept)
         if first == len(kept):
             return
-        self._cuda.synchronize()
-        self._kept.array[0, : len(kept)] = kept
-        self._kept.array[1, first : len(kept)] = shift
         # In order: a slot only moves to the front, so no chunk overwrites what a later one reads.
         for begin, end in chunks(first, len(kept), self._most_kept):
-            self._bind_compact(begin, end - begin)
+            self._cuda.synchronize()  # the chunk before may still be read
+            self._kept.array[: end - begin] = kept[begin:end]
+            self._shift.array[: end - begin] = shift[begin - first : end - first]
+            self._bind_compact(end - begin)
             self._compact.enqueue()
             self._cache.take_scratch(row, begin, end - begin, end - begin)
 
@@ -141,6 +142,8 @@ class TensorRtEngine:
                 program.graph.close()
         self._programs.clear()
         self._cuda.close()
+        for name in ("_any", "_compact", "_loaded"):  # the weights go with the last to share them
+            self.__dict__.pop(name, None)
 
     def __del__(self) -> None:
         if hasattr(self, "_cuda"):
@@ -157,13 +160,23 @@ class TensorRtEngine:
         if program is None:
             program = self._programs[shape] = self._make_program(shape)
         self._programs.move_to_end(shape)
-        if program.graph is None and program.ran:
-            program.graph = program.context.record()
+        if program.graph is None and program.ran and self._records:
+            program.graph = self._record(program.context)
         if program.graph is not None:
             program.graph.launch()
             return
         program.context.enqueue()
         program.ran = True
+
+    def _record(self, context: Context) -> Graph | None:
+        """The step as a CUDA graph; None, told once, where it does something that no graph may
+        hold (NVIDIA's trtexec goes on without one, too)."""
+        try:
+            return context.record()
+        except EngineError as error:
+            self._records = False
+            logger.warning("steps run without CUDA graphs, which is slower: %s", str(error))
+            return None
 
     def _make_program(self, shape: Shape) -> _Program:
         if len(self._programs) >= MOST_PROGRAMS:
@@ -196,15 +209,10 @@ class TensorRtEngine:
                     addresses[f"new_{kind}.{layer}"] = new
         context.bind(shapes_of(graph.inputs, layers, sizes), addresses)
 
-    def _bind_compact(self, begin: int, count: int) -> None:
-        """Slots ``begin`` … of the list of kept ones."""
+    def _bind_compact(self, count: int) -> None:
         graph, layers = self._bundle.manifest.compact, self._bundle.manifest.dims.num_layers
         assert graph is not None
-        item, row = 8, self._kept.array.shape[1] * 8
-        addresses = {
-            "kept": self._kept.mapped + begin * item,
-            "shift": self._kept.mapped + row + begin * item,
-        }
+        addresses = {"kept": self._kept.mapped, "shift": self._shift.mapped}
         for layer in range(layers):
             for value, kind in enumerate(("key", "value")):
                 addresses[f"past_{kind}.{layer}"] = self._cache.address(layer, value)

@@ -26,6 +26,7 @@ from edgechat.runtime.tensorrt.engines import (
     ensure_engines,
 )
 
+LARGEST_WORKSPACE = 1 << 20  # MiB
 DRY_GPUS = ("SM86", "SM120")
 
 
@@ -62,8 +63,8 @@ def build(
     loaded = load_bundle(bundle)
     if gpu and not dry_run:
         raise SettingsError("--gpu goes with --dry-run; a build is for the GPU that is here.")
-    if workspace < 1:
-        raise SettingsError(f"--workspace must be at least 1 MiB, not {workspace}.")
+    if not 1 <= workspace <= LARGEST_WORKSPACE:
+        raise SettingsError(f"--workspace must be 1 to {LARGEST_WORKSPACE:,} MiB, not {workspace}.")
     if dry_run:
         _dry_run(loaded, gpu or list(DRY_GPUS), as_json)
         return

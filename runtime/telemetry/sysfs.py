@@ -42,7 +42,7 @@ class SensorFiles:
         return bool(self._rails or self._packages)
 
     def read(self) -> Reading:
-        memory = _meminfo(self._root)
+        memory = meminfo(self._root)
         total, available = memory.get("MemTotal"), memory.get("MemAvailable")
         swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
         load = None if self._gpu_load is None else number(self._gpu_load)
@@ -224,7 +224,7 @@ def _throttle_counters(root: Path) -> Iterator[tuple[str, Path]]:
         yield "overheating", file
 
 
-def _meminfo(root: Path) -> dict[str, int]:
+def meminfo(root: Path = Path("/")) -> dict[str, int]:
     """/proc/meminfo in bytes."""
     found = {}
     for line in (text(root / "proc/meminfo") or "").splitlines():

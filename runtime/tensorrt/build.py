@@ -75,11 +75,7 @@ def build_decoder_engine(api: Any, bundle: Bundle, options: Options) -> Built:
 def build_compact_engine(api: Any, bundle: Bundle, options: Options) -> Built:
     """An engine of the compact graph, for up to ``most_kept`` slots."""
     graph = bundle.manifest.compact
-    if graph is None:
-        raise EngineError(
-            f"{bundle.folder} has no compact graph; export it with --target jetson-jp7 or "
-            "jetson-jp6."
-        )
+    assert graph is not None  # check_buildable
     most = most_kept(bundle)
     return build_engine(api, bundle, graph, [{"kept_slots": (1, most, most)}], options)
 
@@ -115,8 +111,8 @@ def build_engine(
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
     timings = _timings(config, options) if options.gpu is None else None
-    monitor = _monitor(trt, options)  # kept alive here: the config only refers to it
-    config.progress_monitor = monitor
+    logger.errors.clear()  # an old timing cache is no fault of the network's
+    config.progress_monitor = _monitor(trt, options)
     for sizes in profiles:
         profile = builder.create_optimization_profile()
         for info in graph.inputs:
@@ -124,8 +120,12 @@ def build_engine(
                 trt.Dims([_size(d, sizes, i) for d in info.shape]) for i in range(3)
             )
             for name in info.names(bundle.manifest.dims.num_layers):
-                profile.set_shape(name, least, usual, most)
-        config.add_optimization_profile(profile)
+                try:
+                    profile.set_shape(name, least, usual, most)
+                except RuntimeError as error:
+                    raise _refused("take sizes of", graph.file, f"{name}: {error}") from None
+        if config.add_optimization_profile(profile) < 0:
+            raise _refused("take sizes of", graph.file, complaint(logger))
     built: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if built is None:
         if options.cancelled():
@@ -143,7 +143,7 @@ def build_engine(
 def _timings(config: Any, options: Options) -> Any:
     """The cache of measurements, new where the old one is of another version or GPU."""
     timings = config.create_timing_cache(options.timings)
-    if not config.set_timing_cache(timings, False):
+    if timings is None or not config.set_timing_cache(timings, False):
         timings = config.create_timing_cache(b"")
         config.set_timing_cache(timings, False)
     return timings

@@ -14,6 +14,8 @@ from edgechat.errors import EngineError
 from edgechat.runtime.cuda import Cuda, Graph
 from edgechat.runtime.tensorrt.api import complaint, make_logger
 
+TYPES = {"float32": "FLOAT", "float16": "HALF", "int64": "INT64"}  # as TensorRT calls them
+
 
 class LoadedEngine:
     """One engine file in the GPU's memory."""
@@ -41,11 +43,21 @@ class LoadedEngine:
         """Bytes of device memory a context needs while it runs."""
         return int(self.engine.device_memory_size_v2)
 
-    def check_names(self, expected: Iterable[str]) -> None:
-        """EngineError unless the engine has exactly these inputs and outputs."""
+    def check(self, tensors: Sequence[TensorInfo], layers: int) -> None:
+        """EngineError unless the engine has exactly these inputs and outputs, of their types and
+        fixed dimensions: memory is measured by them."""
         engine = self.engine
-        found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
-        odd = found.symmetric_difference(expected)
+        found = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        promised = {name: info for info in tensors for name in info.names(layers)}
+        odd = set(found).symmetric_difference(promised)
+        for name in promised.keys() - odd:
+            info, dims = promised[name], engine.get_tensor_shape(name)
+            shape = [dims[i] for i in range(len(dims))]
+            same = engine.get_tensor_dtype(name).name == TYPES.get(info.dtype)
+            same = same and len(shape) == len(info.shape)
+            pairs = zip(shape, info.shape, strict=False)
+            if not same or any(-1 != a != b for a, b in pairs if not isinstance(b, str)):
+                odd.add(name)
         if odd:
             raise EngineError(
                 f"the engine does not keep the manifest's contract at {min(odd)!r}; run edgechat "
@@ -67,8 +79,10 @@ class Context:
             raise self._failed("make a context")
         self._context = context
         context.set_device_memory(*scratch)
-        if not context.set_optimization_profile_async(profile, cuda.stream):
-            raise self._failed("take its profile")
+        try:
+            context.set_optimization_profile_async(profile, cuda.stream)
+        except RuntimeError:  # the only call of TensorRT's here that raises
+            raise self._failed("take its profile") from None
 
     def bind(self, shapes: Mapping[str, Sequence[int]], addresses: Mapping[str, int]) -> None:
         """Give inputs their ``shapes`` and all tensors their ``addresses``."""
@@ -91,9 +105,11 @@ class Context:
         return graph
 
     def _failed(self, what: str) -> EngineError:
+        reason = complaint(self._loaded.logger)
+        self._loaded.logger.errors.clear()  # the next failure has a cause of its own
         return EngineError(
-            f"TensorRT could not {what} ({complaint(self._loaded.logger)}); run edgechat build "
-            "--rebuild, or export the bundle again."
+            f"TensorRT could not {what} ({reason}); run edgechat build --rebuild, or export the "
+            "bundle again."
         )
 
 

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,17 @@ from edgechat.paths import beside, remove_leftovers
 from edgechat.runtime.cuda import Cuda, Device
 from edgechat.runtime.tensorrt import api as loader
 from edgechat.runtime.tensorrt.build import (
-    Built,
     Options,
     build_compact_engine,
     build_decoder_engine,
 )
+from edgechat.runtime.tensorrt.contract import check_contract
 from edgechat.validate import Invalid, build
 
 FACTS = "engine.json"
 FILES = ("decoder.engine", "compact.engine")
 NEEDED = {"tensorrt_10_3": (10, 3), "tensorrt_10_15": (10, 15)}  # by dialect
-LARGEST_TIMINGS = 64 << 20  # bytes
+LARGEST_FACTS, LARGEST_TIMINGS = 1 << 20, 64 << 20  # bytes
 WORKSPACE = 512 << 20  # bytes a kernel may use besides inputs and outputs
 
 
@@ -80,6 +81,9 @@ def check_buildable(bundle: Bundle, api: Any = None) -> None:
             "TensorRT builds no float32 attention: this bundle is only for comparing on ONNX "
             "Runtime; export with --precision int8 or fp16."
         )
+    if manifest.compact is None:
+        raise EngineError(f"{bundle.folder} has no compact graph; export it again.")
+    check_contract(manifest)
     needed = NEEDED[dialect]
     if api is not None and loader.version(api) < needed:
         raise EngineError(
@@ -119,21 +123,24 @@ def ensure_engines(
 def find_engines(bundle: Bundle, api: Any, device: Device) -> Engines | str:
     """The engines for this machine, or why there are none to use."""
     folder = _folder(bundle, api, device)
-    if not folder.is_dir():
-        return "there is no engine for this TensorRT, GPU and bundle yet"
+    _refuse_link(folder.parent)
     try:
-        facts = build(Facts, json.loads((folder / FACTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, Invalid):
-        return "the engine's description is damaged"
-    wanted = _facts(bundle, api, device, facts.files)
-    if facts != wanted or set(facts.files) != set(FILES):
-        return "the engine was built for another TensorRT, GPU or bundle"
-    for name, info in facts.files.items():
-        try:
-            if file_info(folder / name) != info:
+        if not folder.is_dir():
+            return "there is no engine for this TensorRT, GPU and bundle yet"
+        facts = build(Facts, json.loads(_read(folder / FACTS, LARGEST_FACTS)))
+        wanted = _facts(bundle, api, device, facts.files)
+        if facts != wanted or set(facts.files) != set(FILES):
+            return "the engine was built for another TensorRT, GPU or bundle"
+        for name, info in facts.files.items():
+            file = folder / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != info.size or file_info(file) != info:
                 return f"{name} is damaged"
-        except OSError:
-            return f"{name} is missing"
+    except OSError as error:
+        return f"the engine cannot be read ({error.strerror})"
+    except (ValueError, RecursionError, Invalid):
+        return "the engine's description is damaged"
     return Engines(folder)
 
 
@@ -154,19 +161,19 @@ def build_engines(
     folder = _folder(bundle, api, device)
     timings = folder.parent / (folder.name.rpartition("-")[0] + ".timings")
     temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    _refuse_link(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
         remove_leftovers(folder)
         _require_space(bundle)
         temporary.mkdir()
-        built = []
         for name, make in zip(FILES, (build_decoder_engine, build_compact_engine), strict=True):
             say(f"building {name}")
-            options = dataclasses.replace(options, timings=_read(timings))
+            options = dataclasses.replace(options, timings=_read(timings, LARGEST_TIMINGS))
             one = make(api, bundle, options)
             (temporary / name).write_bytes(one.engine)
-            _keep(timings, one)
-            built.append(one)
+            with beside(timings) as path:
+                path.write_bytes(one.timings)
         files = {name: file_info(temporary / name) for name in FILES}
         facts = _facts(bundle, api, device, files)
         text = json.dumps(dataclasses.asdict(facts), indent=1)
@@ -212,24 +219,32 @@ def _require_space(bundle: Bundle) -> None:
         )
 
 
-def _read(timings: Path) -> bytes:
-    """What earlier builds measured; empty when there is nothing of use."""
-    if not timings.is_file() or timings.stat().st_size > LARGEST_TIMINGS:
+def _refuse_link(engines: Path) -> None:
+    """Whoever made the bundle must not choose what is written, or removed, elsewhere."""
+    if engines.is_symlink():
+        raise BundleError(f"{engines} is a link; a bundle holds its own engines: remove the link.")
+
+
+def _read(path: Path, largest: int) -> bytes:
+    """A file's content; empty when there is none, or a far larger one than should be."""
+    if not path.is_file() or path.stat().st_size > largest:
         return b""
-    return timings.read_bytes()
-
-
-def _keep(timings: Path, built: Built) -> None:
-    with beside(timings) as temporary:
-        temporary.write_bytes(built.timings)
+    return path.read_bytes()
 
 
 def _swap(temporary: Path, folder: Path) -> None:
     """Rename into place; an old folder is moved aside first and removed last."""
     old = folder.with_name(f".{folder.name}.partial-old-{os.getpid()}")
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
+    while True:
+        with suppress(FileNotFoundError):
+            folder.rename(old)
+        try:
+            temporary.rename(folder)
+            break
+        except OSError as error:  # another process has just put the same there
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(old, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import json
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ class SimulatedCuda(types.ModuleType):
     def __init__(self, memory: int = 1 << 30) -> None:
         super().__init__("cuda.bindings.runtime")
         self.name, self.capability, self.memory = b"Orin", (8, 7), memory
+        self.integrated = 0  # else free memory would be this machine's
         self.devices = 1
         self.blocks: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
@@ -82,8 +84,8 @@ class SimulatedCuda(types.ModuleType):
         return self._next
 
     def _block(self, size: int) -> int:
-        block = (ctypes.c_uint8 * size)()
-        address = ctypes.addressof(block)
+        block = (ctypes.c_uint8 * (size + 256))()
+        address = -(-ctypes.addressof(block) // 256) * 256
         ctypes.memset(address, 0xFF, size)  # NaN, so that what was never written shows
         self.blocks[address], self.sizes[address] = block, size
         return address
@@ -108,18 +110,24 @@ class SimulatedCuda(types.ModuleType):
     def cudaGetDeviceProperties(self, device: int) -> tuple[Any, ...]:
         major, minor = self.capability
         return OK, types.SimpleNamespace(
-            name=self.name, major=major, minor=minor, totalGlobalMem=self.memory, integrated=1
+            name=self.name,
+            major=major,
+            minor=minor,
+            totalGlobalMem=self.memory,
+            integrated=self.integrated,
         )
 
     def cudaMemGetInfo(self) -> tuple[Any, ...]:
         return OK, self.memory - self.used, self.memory
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:
+        assert not self.recording
         if self.used + size > self.memory:
             return Status.cudaErrorMemoryAllocation, None
         return OK, self._block(size)
 
     def cudaFree(self, address: int) -> tuple[Any, ...]:
+        assert not self.recording
         del self.blocks[address], self.sizes[address]
         return (OK,)
 
@@ -220,7 +228,9 @@ class SimulatedTensorRt(types.ModuleType):
         self.ExecutionContextAllocationStrategy = types.SimpleNamespace(USER_MANAGED=2)
         self.Dims = tuple
         self.builds = 0
-        self.Builder = lambda logger: _Builder(self)
+        self.recordable = True  # whether a stream that records takes steps
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()  # engines and contexts
+        self.Builder = lambda logger: _Builder(self, logger)
         self.OnnxParser = _Parser
         self.Runtime = lambda logger: _Runtime(self, logger)
 
@@ -232,8 +242,8 @@ class SimulatedTensorRt(types.ModuleType):
 
 
 class _Builder:
-    def __init__(self, api: SimulatedTensorRt) -> None:
-        self._api = api
+    def __init__(self, api: SimulatedTensorRt, logger: Any) -> None:
+        self._api, self._logger = api, logger
 
     def create_network(self, flags: int) -> Any:
         return types.SimpleNamespace(num_layers=0, path="")
@@ -246,6 +256,18 @@ class _Builder:
 
     def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
         self._api.builds += 1
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        inputs = ort.InferenceSession(network.path, options).get_inputs()
+        sizes = {x.name: x.shape for x in inputs}
+        for name, bounds in (pair for x in config.profiles for pair in x.ranges.items()):
+            fits = len(bounds[0]) == len(sizes[name]) and all(
+                isinstance(size, str) or size == low == high
+                for size, low, high in zip(sizes[name], *bounds, strict=True)
+            )
+            if not fits:
+                self._logger.log(1, f"the profile does not fit {name}")
+                return None
         monitor = config.progress_monitor
         monitor.phase_start("Building engine", None, 2)
         if not all(monitor.step_complete("Building engine", step) for step in range(2)):
@@ -266,13 +288,16 @@ class _Config:
         self.limits[pool] = size
 
     def create_timing_cache(self, content: bytes) -> Any:
+        if content == b"damaged":
+            return None
         return types.SimpleNamespace(content=content, serialize=lambda: b"timings")
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
         return cache.content in (b"", b"timings")
 
-    def add_optimization_profile(self, profile: _Profile) -> None:
+    def add_optimization_profile(self, profile: _Profile) -> int:
         self.profiles.append(profile)
+        return len(self.profiles) - 1
 
 
 class _Profile:
@@ -306,24 +331,34 @@ class _Runtime:
         if facts.get("version") != self._api.__version__:
             self._logger.log(SimulatedTensorRt.ILogger.ERROR, "magicTag does not match\nmore")
             return None
-        return _Engine(self._api.cuda, facts, self._logger)
+        return _Engine(self._api, facts, self._logger)
 
 
 class _Engine:
     device_memory_size_v2 = 4096
 
-    def __init__(self, cuda: SimulatedCuda, facts: Any, logger: Any) -> None:
-        self.cuda, self.ranges, self.logger = cuda, facts["ranges"], logger
+    def __init__(self, api: SimulatedTensorRt, facts: Any, logger: Any) -> None:
+        self.api, self.cuda, self.ranges, self.logger = api, api.cuda, facts["ranges"], logger
+        api.alive.add(self)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         self.session = ort.InferenceSession(facts["path"], options)
         self.inputs = {x.name: TYPES[x.type] for x in self.session.get_inputs()}
         self.outputs = [x.name for x in self.session.get_outputs()]
+        both = (*self.session.get_inputs(), *self.session.get_outputs())
+        self.tensors = {x.name: x for x in both}
         self.num_io_tensors = len(self.inputs) + len(self.outputs)
 
     def get_tensor_name(self, index: int) -> str:
         return [*self.inputs, *self.outputs][index]
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        names = {"float": "FLOAT", "float16": "HALF", "int64": "INT64"}
+        return types.SimpleNamespace(name=names[self.tensors[name].type[7:-1]])
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(-1 if isinstance(n, str) else n for n in self.tensors[name].shape)
 
     def create_execution_context(self, strategy: Any) -> _Context:
         return _Context(self)
@@ -335,31 +370,42 @@ class _Context:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._profile = 0
+        self._updated = False  # by a run since shapes or the profile changed
+        engine.api.alive.add(self)
 
     def set_device_memory(self, address: int, size: int) -> None:
         assert size >= self._engine.device_memory_size_v2
         self._engine.cuda.check(address, size)
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
-        self._profile = profile
-        return profile < len(self._engine.ranges)
+        if profile >= len(self._engine.ranges):
+            raise RuntimeError("Error in set optimization profile async.")
+        self._profile, self._updated = profile, False
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         low, high = self._engine.ranges[self._profile][name]
         inside = len(shape) == len(low) and all(
             a <= n <= b for a, n, b in zip(low, shape, high, strict=True)
         )
-        self._shapes[name] = shape
+        self._shapes[name], self._updated = shape, False
         if not inside:
             self._engine.logger.log(1, f"{name}: {shape} is outside of the profile")
         return inside
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         known = name in self._engine.inputs or name in self._engine.outputs
+        assert address % 256 == 0  # as TensorRT's documentation of it demands
         self._addresses[name] = address
         return known
 
     def execute_async_v3(self, stream: int) -> bool:
+        if stream in self._engine.cuda.recording:
+            assert self._updated  # else it does things that cannot be recorded
+            if not self._engine.api.recordable:
+                self._engine.logger.log(1, "operation not permitted when stream is capturing")
+                return False
+        self._updated = True
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         self._engine.cuda.enqueue(stream, lambda: self._work(shapes, addresses))
         return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgechat.bundle import Bundle, load_bundle
 from edgechat.chat import Chat
 from edgechat.errors import EngineError
 from edgechat.export import export_model, open_source
+from edgechat.runtime.cuda import Cuda
 from edgechat.runtime.engine import Engine
 from edgechat.runtime.kv_cache import KVCache
 from edgechat.runtime.onnx_engine import OnnxEngine
@@ -134,6 +136,26 @@ def test_shapes_in_use_become_graphs_that_are_launched(
     allocated = cuda.calls["cudaMalloc"]
     steps(engine, *[1] * 5)
     assert cuda.calls["cudaMalloc"] == allocated
+    sibling = engine.sibling()
+    engine.close()
+    assert sibling.step(IDS[None, :2], np.array([0], dtype=np.int32)).shape == (1, 1, 320)
+    sibling.close()
+    assert not sys.modules["tensorrt"].alive  # contexts and weights
+
+
+def test_steps_that_cannot_be_recorded_run_plainly(
+    bundles: dict[str, Path],
+    open_engine: Open,
+    cuda: SimulatedCuda,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sys.modules["tensorrt"].recordable = False  # type: ignore[attr-defined]
+    engine, other = open_engine(bundles["jetson-jp7"]), reference(bundles)
+    ours, theirs = (steps(one, 5, 1, 1, 1, 1) for one in (engine, other))
+    assert np.abs(np.array(ours) - np.array(theirs)).max() < 1e-4
+    assert cuda.calls["cudaGraphInstantiate"] == 0
+    assert [m for m in caplog.messages if "without CUDA graphs" in m and "capturing" in m]
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -264,6 +286,31 @@ def test_failures_are_one_sentence_and_give_everything_back(
     with pytest.raises(EngineError, match="cudaErrorLaunchFailure"):
         steps(engine, 5)
     cuda.failing = {}
+    engine._loaded[0].engine.ranges.pop()  # one profile, where two are needed
+    with pytest.raises(EngineError, match="could not take its profile"):
+        engine.sibling()
+
+
+def test_without_the_drivers_library_older_bindings_raise(
+    cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    monkeypatch.setattr(cuda, "cudaGetDeviceCount", missing)
+    with pytest.raises(EngineError, match=r"dlopen libcuda\.so\.1.*no NVIDIA driver"):
+        Cuda()
+
+
+def test_a_jetsons_free_memory_includes_what_the_file_cache_gives_up(
+    cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgechat.runtime.cuda.meminfo", lambda: {"MemAvailable": 3 << 30})
+    device = Cuda()
+    assert device.free_memory == cuda.memory == 1 << 30
+    cuda.integrated = 1
+    assert device.free_memory == 3 << 30
+    device.close()
 
 
 def test_an_engine_of_another_model_is_refused(
@@ -275,6 +322,14 @@ def test_an_engine_of_another_model_is_refused(
     open_engine(bundles["jetson-jp6"])  # leaves its files in tmp_path
     with pytest.raises(EngineError, match="contract at 'new_key"):
         TensorRtEngine(load_bundle(bundles["jetson-jp7"]), Engines(tmp_path), CAPACITY)
+    bundle = load_bundle(bundles["jetson-jp6"])
+    for index, change in ((4, {"shape": ("batch", 2, 48, 16)}), (5, {"dtype": "float16"})):
+        inputs = list(bundle.manifest.graph.inputs)
+        inputs[index] = replace(inputs[index], **change)
+        graph = replace(bundle.manifest.graph, inputs=tuple(inputs))
+        edited = replace(bundle, manifest=replace(bundle.manifest, graph=graph))
+        with pytest.raises(EngineError, match="contract at 'past_"):
+            TensorRtEngine(edited, Engines(tmp_path), CAPACITY)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -108,10 +108,26 @@ def damage(folder: Path, what: str) -> None:
         (folder / "engine.json").write_text(json.dumps({**facts, "tensorrt": "10.3.0"}))
     elif what == "other files":
         (folder / "engine.json").write_text(json.dumps({**facts, "files": {}}))
+    else:
+        damage_otherwise(folder, what)
+
+
+def damage_otherwise(folder: Path, what: str) -> None:
+    if what == "huge facts":
+        with (folder / "engine.json").open("ab") as file:
+            file.truncate(1 << 40)
+    elif what == "a pipe":
+        (folder / "decoder.engine").unlink()
+        os.mkfifo(folder / "decoder.engine")
+    elif what == "timings too":
+        (folder / "engine.json").unlink()
+        (timings,) = folder.parent.glob("*.timings")
+        timings.write_bytes(b"damaged")
 
 
 DAMAGES = ("truncated", "empty", "flipped", "missing", "no facts", "not JSON", "a list")
 DAMAGES += ("copied from another GPU", "copied from another TensorRT", "other files")
+DAMAGES += ("huge facts", "a pipe", "timings too")
 
 
 @pytest.mark.parametrize("what", DAMAGES)
@@ -149,6 +165,67 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises((BundleError, EngineError)) as caught:
         ensure_engines(bundle)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_folder_of_engines_that_leads_elsewhere_is_refused(
+    bundle: Bundle, api: Any, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "elsewhere" / "tensorrt-10-of-another-bundle"
+    theirs.mkdir(parents=True)
+    (bundle.folder / "engines").symlink_to(theirs.parent)
+    with pytest.raises(BundleError, match="is a link"):
+        ensure_engines(bundle)
+    assert list(theirs.parent.iterdir()) == [theirs]
+    (bundle.folder / "engines").unlink()
+    (bundle.folder / "engines").write_text("a file")
+    with pytest.raises(BundleError, match="could not be written"):
+        ensure_engines(bundle)
+
+
+def test_the_engine_another_process_has_just_built_is_replaced(
+    bundle: Bundle, api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines, real, raced = ensure_engines(bundle), Path.rename, []
+
+    def rename(path: Path, target: Path) -> Path:
+        if target == engines.folder and not raced:  # between the old one's going and our coming
+            raced.append(path)
+            shutil.copytree(path, target)
+        return real(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        assert ensure_engines(bundle, rebuild=True) == engines
+    assert raced
+    assert ensure_engines(bundle) == engines
+    assert api.builds == 4
+    assert not list(engines.folder.parent.glob(".*"))
+
+
+EDITS: list[tuple[str, Any]] = [
+    ("max_capacity", lambda m: m.update(max_capacity=32)),
+    ("kv_dtype", lambda m: m.update(kv_dtype="int8")),
+    ("dims", lambda m: m["dims"].update(vocab_size=300)),
+    ("a type", lambda m: m["graph"]["inputs"][0].update(dtype="float32")),
+    ("a name", lambda m: m["graph"]["outputs"][0].update(name="scores")),
+    ("a shape", lambda m: m["compact"]["inputs"][2].update(shape=[1, 2, "kept_slots", 16])),
+    ("a scalar", lambda m: m["graph"]["inputs"][2].update(shape=[])),
+    ("compact", lambda m: m.update(compact=None)),
+]
+
+
+@pytest.mark.parametrize(("what", "edit"), EDITS, ids=[what for what, _ in EDITS])
+def test_an_edited_manifest_is_refused_before_anything_is_built(
+    what: str, edit: Any, bundle: Bundle, api: Any
+) -> None:
+    path = bundle.folder / "edgechat.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises((EngineError, BundleError), match="export") as caught:
+        ensure_engines(load_bundle(bundle.folder))
+    assert len(str(caught.value).splitlines()) == 1
+    assert api.builds == 0
 
 
 def test_a_cancelled_or_killed_build_leaves_nothing(bundle: Bundle, api: Any) -> None:

@@ -88,13 +88,19 @@ def prepare(
     start = time.monotonic()
     with (
         _ctrl_c() as pressed,
-        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar,
+        Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as bar,
     ):
         tasks: dict[str, Any] = {}
 
         def progress(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total, visible=console.is_terminal)
+                tasks[phase] = bar.add_task(phase, total=total)
             bar.update(tasks[phase], completed=done, total=total)
 
         def say(line: str) -> None:

@@ -48,7 +48,7 @@ class Built:
     kernels, all profiles together, as TensorRT-RTX names them.
     """
 
-    engine: bytes
+    engine: memoryview
     timings: bytes
     cache_updates: int
     fused_attentions: int
@@ -105,6 +105,8 @@ def build_engine(
     if not bool(parser.parse_from_file(str(bundle.path(graph.file)))):
         errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         raise _refused("parse", graph.file, complaint(logger, errors))
+    layers = bundle.manifest.dims.num_layers
+    _check_names(network, graph, layers)
     config = builder.create_builder_config()
     if options.gpu is not None:
         _build_for(api, config, options.gpu)
@@ -119,7 +121,7 @@ def build_engine(
             least, usual, most = (
                 trt.Dims([_size(d, sizes, i) for d in info.shape]) for i in range(3)
             )
-            for name in info.names(bundle.manifest.dims.num_layers):
+            for name in info.names(layers):
                 try:
                     profile.set_shape(name, least, usual, most)
                 except RuntimeError as error:
@@ -133,11 +135,24 @@ def build_engine(
         raise _refused("build", graph.file, complaint(logger))
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     update: Any = getattr(trt.LayerType, "KV_CACHE_UPDATE", None)  # absent before 10.15
-    engine = bytes(built)
+    engine = memoryview(built)  # no copy: it is as large as the model
     fused = (len(kernel.findall(engine)) for kernel in (FUSED_ATTENTION, FUSED_WEIGHT))
     return Built(
         engine, bytes(timings.serialize()) if timings else b"", kinds.count(update), *fused
     )
+
+
+def _check_names(network: Any, graph: Graph, layers: int) -> None:
+    found = {network.get_input(i).name for i in range(network.num_inputs)}
+    found |= {network.get_output(i).name for i in range(network.num_outputs)}
+    odd = found.symmetric_difference(
+        name for info in (*graph.inputs, *graph.outputs) for name in info.names(layers)
+    )
+    if odd:
+        raise EngineError(
+            f"{graph.file} does not keep the manifest's contract at {min(odd)!r}; export the "
+            "bundle again."
+        )
 
 
 def _timings(config: Any, options: Options) -> Any:

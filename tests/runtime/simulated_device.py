@@ -246,7 +246,7 @@ class _Builder:
         self._api, self._logger = api, logger
 
     def create_network(self, flags: int) -> Any:
-        return types.SimpleNamespace(num_layers=0, path="")
+        return types.SimpleNamespace(num_layers=0)
 
     def create_builder_config(self) -> Any:
         return _Config()
@@ -256,10 +256,7 @@ class _Builder:
 
     def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
         self._api.builds += 1
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        inputs = ort.InferenceSession(network.path, options).get_inputs()
-        sizes = {x.name: x.shape for x in inputs}
+        sizes = {x.name: x.shape for x in network.inputs}
         for name, bounds in (pair for x in config.profiles for pair in x.ranges.items()):
             fits = len(bounds[0]) == len(sizes[name]) and all(
                 isinstance(size, str) or size == low == high
@@ -315,8 +312,15 @@ class _Parser:
         self._network = network
 
     def parse_from_file(self, path: str) -> bool:
-        self._network.path = path
-        return Path(path).is_file()
+        if not Path(path).is_file():
+            return False
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        session, network = ort.InferenceSession(path, options), self._network
+        network.path, network.inputs, outputs = path, session.get_inputs(), session.get_outputs()
+        network.num_inputs, network.get_input = len(network.inputs), network.inputs.__getitem__
+        network.num_outputs, network.get_output = len(outputs), outputs.__getitem__
+        return True
 
 
 class _Runtime:

@@ -210,6 +210,7 @@ EDITS: list[tuple[str, Any]] = [
     ("a name", lambda m: m["graph"]["outputs"][0].update(name="scores")),
     ("a shape", lambda m: m["compact"]["inputs"][2].update(shape=[1, 2, "kept_slots", 16])),
     ("a scalar", lambda m: m["graph"]["inputs"][2].update(shape=[])),
+    ("layers", lambda m: m["dims"].update(num_layers=4)),
     ("compact", lambda m: m.update(compact=None)),
 ]
 

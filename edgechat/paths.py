@@ -50,7 +50,7 @@ def remove_leftovers(target: Path) -> None:
             continue
         if path.name.startswith(f".{target.name}.partial-old-") and not target.exists():
             path.rename(target)
-        elif path.is_dir():
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -105,7 +105,7 @@ def prepare(
 
         def say(line: str) -> None:
             tasks.clear()
-            bar.console.print(line, highlight=False, markup=False)
+            bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         options = Options(workspace=workspace, progress=progress, cancelled=pressed)
         try:

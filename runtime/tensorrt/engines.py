@@ -76,6 +76,13 @@ def check_buildable(bundle: Bundle, api: Any = None) -> None:
             f"{bundle.folder} is not for TensorRT and needs no building; export with --target "
             "jetson-jp7 or jetson-jp6 for TensorRT."
         )
+    try:
+        str(bundle.folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise EngineError(
+            f"TensorRT reads no files whose path is not UTF-8, as {str(bundle.folder)!a} is "
+            "not; rename the folder."
+        ) from None
     if manifest.precision == "fp32":
         raise EngineError(
             "TensorRT builds no float32 attention: this bundle is only for comparing on ONNX "

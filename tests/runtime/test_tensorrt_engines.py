@@ -257,6 +257,11 @@ def test_bundles_that_cannot_be_built_say_why(
     cpu = export_model(source, tmp_path / "cpu", "fp32")
     with pytest.raises(EngineError, match="needs no building"):
         ensure_engines(cpu)
+    odd = bundle.folder.with_name("b\udcff")
+    bundle.folder.rename(odd)
+    api.__version__ = "10.16.1.11"
+    with pytest.raises(EngineError, match="rename the folder"):
+        ensure_engines(load_bundle(odd))
     assert api.builds == 0
 
 

@@ -287,7 +287,13 @@ def test_failures_are_one_sentence_and_give_everything_back(
     with pytest.raises(EngineError, match="cudaErrorLaunchFailure"):
         steps(engine, 5)
     cuda.failing = {}
-    engine._loaded[0].engine.ranges.pop()  # one profile, where two are needed
+
+
+def test_an_engine_without_the_second_profile_is_refused(
+    bundles: dict[str, Path], open_engine: Open
+) -> None:
+    engine = open_engine(bundles["jetson-jp7"])
+    engine._loaded[0].engine.ranges.pop()
     with pytest.raises(EngineError, match="could not take its profile"):
         engine.sibling()
 

@@ -48,12 +48,15 @@ def make_engine(
         return TensorRtEngine(bundle, engines, capacity, importance)
     extra = "cuda" if dialect == "ort_cuda" else "cpu"
     try:
+        from edgechat.runtime.growing_engine import GrowingEngine
         from edgechat.runtime.onnx_cuda_engine import OnnxCudaEngine, check_precision
         from edgechat.runtime.onnx_engine import OnnxEngine
     except ImportError as error:
         raise EngineError(
             f"ONNX Runtime cannot be loaded ({error}); pip install 'edgechat[{extra}]'."
         ) from None
+    if dialect == "optimum":
+        return GrowingEngine(bundle, capacity, threads, importance)
     if dialect == "ort_cuda":
         check_capacity(bundle.manifest, capacity, importance)
         try:

@@ -16,6 +16,7 @@ from edgechat.validate import Invalid, build
 SCHEMA = 3
 MANIFEST = "edgechat.json"
 KV_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element of the cache
+ON_CPU = ("ort_cpu", "optimum")  # the dialects that no GPU runs
 SURPRISAL_IDS = 8192  # ids a surprisal's partition sums over: tokenizers number by frequency
 LARGEST_MANIFEST = 4 << 20  # bytes; a real one is a few KiB
 
@@ -91,6 +92,19 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Abilities:
+    """What a graph allows of its KV cache.
+
+    ``in_place``: past and present are one buffer; else they are two, and every step copies all.
+    ``moves_keys``: cached keys can be turned to other positions; else what stays behind a
+    compaction or an edit is read again.
+    """
+
+    in_place: bool = True
+    moves_keys: bool = True
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A LoRA adapter merged at export; ``sha256`` is of its weights."""
 
@@ -123,6 +137,7 @@ class Manifest:
     files: dict[str, FileInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
     adapter: Adapter | None = None
+    abilities: Abilities = Abilities()
     compact: Graph | None = None
     """Moves kept slots to the front, for engines whose cache is not in host memory."""
 
@@ -134,7 +149,7 @@ class Manifest:
     @property
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values one cached token takes, all layers together."""
-        return kv_bytes_per_slot(self.dims, self.kv_dtype)
+        return kv_bytes_per_slot(self.dims, self.kv_dtype) * (1 if self.abilities.in_place else 2)
 
 
 @dataclass(frozen=True)

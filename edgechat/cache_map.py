@@ -136,6 +136,7 @@ class _NoEngine:
     vocab_size = hidden_size = 0
     num_heads = 1
     first_alone = False
+    moves_keys = True
     signals: Signals | None = None
 
     def __init__(self, capacity: int) -> None:

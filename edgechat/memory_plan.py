@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgechat.assembly import archive_form, needs_importance
-from edgechat.bundle import KV_BYTES, SURPRISAL_IDS, Manifest
+from edgechat.bundle import KV_BYTES, ON_CPU, SURPRISAL_IDS, Manifest
 from edgechat.device import Device
 from edgechat.errors import SettingsError
 from edgechat.runtime.archive import BLOCK, archive_size
@@ -60,7 +60,7 @@ class MemoryPlan:
 
     @property
     def on_gpu(self) -> bool:
-        return self.dialect != "ort_cpu"
+        return self.dialect not in ON_CPU
 
     @property
     def talking_bytes(self) -> int:
@@ -140,7 +140,7 @@ def remedies(manifest: Manifest, settings: Settings, device: Device) -> list[str
             found.append("an export with --kv int8")
     lightest = "int8-weight" if manifest.graph.dialect == "ort_cuda" else "int8"
     lighter = in_precision(manifest, lightest)
-    if manifest.precision in ("fp32", "fp16"):
+    if manifest.precision in ("fp32", "fp16") and manifest.graph.dialect != "optimum":
         if plan_memory(lighter, settings).fits(device):
             found.append(f"an export with --precision {lightest}")
         elif not fewer and (fewer := _most_slots(lighter, settings, device)):
@@ -173,7 +173,7 @@ def in_precision(manifest: Manifest, precision: str) -> Manifest:
 def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int) -> Iterator[Item]:
     dims, dialect, precision = manifest.dims, manifest.graph.dialect, manifest.precision
     importance = manifest.has_importance and needs_importance(settings)
-    on_gpu, tensorrt = dialect != "ort_cpu", dialect.startswith("tensorrt")
+    on_gpu, tensorrt = dialect not in ON_CPU, dialect.startswith("tensorrt")
     per_slot, read = manifest.kv_bytes_per_slot, manifest.weight_bytes_per_token
     table = dims.vocab_size * dims.hidden_size * TABLE_BYTES[precision]
     if tensorrt:
@@ -193,10 +193,11 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
             f"{mib(packed)} of products + {mib(rest)} of embedding, surprisal and rotary tables",
         )
     element = KV_BYTES[manifest.kv_dtype]
+    buffers = "" if manifest.abilities.in_place else "2 buffers x "
     yield Item(
         "KV cache",
         allocated * per_slot,
-        f"{allocated:,} slots x {per_slot:,} bytes (2 x {dims.num_layers} layers x "
+        f"{allocated:,} slots x {per_slot:,} bytes ({buffers}2 x {dims.num_layers} layers x "
         f"{dims.num_kv_heads} heads x {dims.head_dim} x {element})",
     )
     if on_gpu:
@@ -208,7 +209,7 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
         )
     chunk = prefill_chunk(manifest, settings)
     yield _scratch(manifest, chunk, allocated, importance)
-    rows = MOST_LOGITS if tensorrt else 1
+    rows = MOST_LOGITS if tensorrt else 1 if manifest.abilities.in_place else chunk
     yield Item(
         "logits", rows * 4 * dims.vocab_size, f"{rows} x {dims.vocab_size:,} tokens x 4 bytes"
     )
@@ -234,14 +235,14 @@ def _talking(manifest: Manifest, settings: Settings, slots: int, allocated: int)
 
 def prefill_chunk(manifest: Manifest, settings: Settings) -> int:
     """Tokens a prefill step feeds; engines for GPUs have buffers for so many."""
-    on_gpu = manifest.graph.dialect != "ort_cpu"
+    on_gpu = manifest.graph.dialect not in ON_CPU
     return min(settings.prefill_chunk, MOST_TOKENS) if on_gpu else settings.prefill_chunk
 
 
 def _scratch(manifest: Manifest, chunk: int, slots: int, importance: bool) -> Item:
     """What a prefill step computes with, of the largest layer; float32 on the CPU."""
     dims = manifest.dims
-    on_gpu = manifest.graph.dialect != "ort_cpu"
+    on_gpu = manifest.graph.dialect not in ON_CPU
     size = 2 if on_gpu else 4
     # A GPU's attention is fused; what remains are the scores of the one layer that is watched.
     copies = (2 if importance else 0) if on_gpu else (3 if importance else 2)

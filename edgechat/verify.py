@@ -13,13 +13,13 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from edgechat.bundle import Bundle
+from edgechat.assembly import make_engine
+from edgechat.bundle import ON_CPU, Bundle
 from edgechat.errors import TemplateError
 from edgechat.graph_runner import CHUNK, GraphRunner
 from edgechat.runtime.cores import usable_cores
 from edgechat.runtime.engine import Logits
 from edgechat.runtime.kv_cache import KVCache
-from edgechat.runtime.onnx_engine import OnnxEngine
 from edgechat.runtime.policies import make_policy
 from edgechat.runtime.text import TextCodec, Turn
 
@@ -84,7 +84,7 @@ class CacheReader:
     """A bundle in its own engine."""
 
     def __init__(self, bundle: Bundle, capacity: int) -> None:
-        self._engine = OnnxEngine(bundle, capacity)
+        self._engine = make_engine(bundle, capacity)
         self.restart()
 
     def restart(self) -> None:
@@ -95,7 +95,7 @@ class CacheReader:
 
 
 class GraphReader:
-    """A TensorRT bundle's graphs on the CPU."""
+    """A GPU bundle's graphs on the CPU."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._runner = GraphRunner(bundle, usable_cores())
@@ -128,7 +128,7 @@ def verify(
     count = min(max(TOKENS, window + BEYOND), manifest.max_capacity, manifest.dims.context_length)
     say("loading the bundle")
     reader: Reader
-    if manifest.graph.dialect.startswith("tensorrt"):
+    if manifest.graph.dialect not in ON_CPU:
         reader = GraphReader(bundle)
     else:
         reader = CacheReader(bundle, count)

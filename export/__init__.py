@@ -2,6 +2,7 @@
 
 from edgechat.export.dry_run import Forecast, dry_run
 from edgechat.export.export import Progress, export_model
+from edgechat.export.optimum import export_with_optimum
 from edgechat.export.sources import open_source
 from edgechat.export.targets import TARGETS, check_options
 
@@ -12,5 +13,6 @@ __all__ = [
     "check_options",
     "dry_run",
     "export_model",
+    "export_with_optimum",
     "open_source",
 ]

@@ -95,7 +95,7 @@ def export_model(
     static, spec, weights = backend.is_tensorrt, model.spec, model.weights
     recipe = Recipe(weights, spec, precision, kv, text.tokenizer, bos, calibration, static)
     needed = OTHERS + data_bytes(recipe.spec, precision, model.capacity, importance, backend.on_gpu)
-    with _new_folder(output, overwrite, needed) as folder:
+    with new_folder(output, overwrite, needed) as folder:
         graphs = write_graphs(
             folder,
             backend.dialect,
@@ -179,7 +179,7 @@ def check_place(target: Path, overwrite: bool, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def _new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
+def new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
     """A temporary neighbour of ``target`` that takes its place when the body succeeds."""
     target = target.absolute()
     remove_leftovers(target)

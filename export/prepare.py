@@ -8,7 +8,7 @@ from functools import partial
 
 from tokenizers import Tokenizer
 
-from edgechat.bundle import Tokens
+from edgechat.bundle import Dims, Tokens
 from edgechat.errors import SourceError
 from edgechat.export.architectures import find_architecture
 from edgechat.export.chat_templates import ChosenTemplate, choose_template
@@ -69,7 +69,7 @@ def read_text_files(
     return Text(files, tokenizer, template)
 
 
-def tokens_of(spec: DecoderSpec, text: Text) -> Tokens:
+def tokens_of(spec: DecoderSpec | Dims, text: Text) -> Tokens:
     """The special tokens; SourceError where tokenizer and model do not belong together."""
     files = text.files
     size = max(text.tokenizer.get_vocab().values(), default=-1) + 1

@@ -312,6 +312,7 @@ class Conversation:
             changed <= self.upkeep.delta_threshold * len(self.transcript)
             and changed <= min(cache.engine.capacity // 2, cache.spare)
             and cache.policy.evicts
+            and cache.engine.moves_keys
         ):
             cache.make_room(new_stop - start)
             cache.splice(start, stop, ids[start:new_stop])

@@ -48,6 +48,10 @@ class Engine(Protocol):
     """Whether the first token of a text should be a step of its own: it has activations hundreds
     of times above all others, and spoils the scale it shares with them in an int8 step."""
 
+    moves_keys: bool
+    """Whether ``compact`` can move slots and ``write`` can put them elsewhere. Else ``compact``
+    only cuts off the end, ``write`` puts slots back where they were, and tokens are fed again."""
+
     signals: Signals | None
     """Of the last step; None unless the engine was made to give them."""
 
@@ -87,8 +91,10 @@ def check_capacity(manifest: Manifest, capacity: int, importance: bool) -> None:
             f"{manifest.max_capacity:,}; choose a smaller window or export with --capacity."
         )
     if importance and not manifest.has_importance:
+        why, remedy = "with --no-importance", "export it again without that option, or use"
+        if manifest.graph.dialect == "optimum":
+            why, remedy = "by optimum, whose graphs tell no importance", "use"
         raise EngineError(
-            "the bundle was exported with --no-importance, so the policy 'key' and recall "
-            "cannot work; export it again without that option, or use the policy 'window' and "
-            "0 recall blocks (--policy window --recall-blocks 0)."
+            f"the bundle was exported {why}, so the policy 'key' and recall cannot work; {remedy} "
+            "the policy 'window' and 0 recall blocks (--policy window --recall-blocks 0)."
         )

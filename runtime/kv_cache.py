@@ -56,6 +56,8 @@ class KVCache:
         self._is_mark[list(marks)] = True
         self._is_end[list(sentence_ends)] = True
         self._evict = max(1, min(EVICT_CHUNK, engine.capacity // 4))
+        if not engine.moves_keys:  # what stays is read again: seldom, therefore
+            self._evict = max(1, engine.capacity // 2)
         self._lengths = np.zeros(1, dtype=np.int32)
         self._one = np.zeros((1, 1), dtype=np.int64)
         self.logits: Logits | None = None  # [V] after the last token fed, None if not known
@@ -255,6 +257,7 @@ class KVCache:
                 self.engine.write(0, self.slots.length, block.kv, block.origin)
                 new = self.slots.append(block.start, block.stop - block.start)
                 self.slots.used[new] = self.fed
+                self.slots.token[new] = -1
                 self.slots.surprisal[new] = block.surprisal
                 self.slots.archived[new] = self.slots.recalled[new] = True
         self.slots.pin(self.pins)
@@ -292,8 +295,23 @@ class KVCache:
         if not gone.any():
             return
         kept = np.flatnonzero(~gone)
-        self.engine.compact(0, kept)
+        still = len(kept) if self.engine.moves_keys else int((kept == np.arange(len(kept))).sum())
+        self.engine.compact(0, kept[:still])
         self.slots.keep(kept)
+        if still < len(kept):
+            self._read_again(still)
+
+    def _read_again(self, start: int) -> None:
+        """Feed the tokens of the slots from ``start`` on to the engine, which holds those before.
+
+        They have not read then what was evicted.
+        """
+        known, logits = self.logits is not None, None
+        for place in range(start, self.slots.length, self._chunk):
+            self._lengths[0] = place
+            tokens = self.slots.token[None, place : place + self._chunk]
+            logits = self.engine.step(tokens, self._lengths)[0]
+        self.logits = None if logits is None or not known else logits[-1]
 
     def _step(self, tokens: Ids, all_logits: bool) -> Logits:
         count = tokens.shape[1]
@@ -319,6 +337,7 @@ class KVCache:
         """Enter the tokens that were just fed into the slots."""
         slots, signals = self.slots, self.engine.signals
         new = slots.append(self.fed, len(tokens))
+        slots.token[new] = tokens
         if self.pins:
             slots.pinned[new] = inside(slots.index[new], self.pins)
         if signals is None:

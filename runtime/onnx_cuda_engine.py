@@ -38,6 +38,7 @@ class OnnxCudaEngine:
     """
 
     rows = 1
+    moves_keys = True
     first_alone = False  # float activations: no token spoils another's
 
     def __init__(

@@ -30,6 +30,8 @@ class OnnxEngine:
     was exported without importance.
     """
 
+    moves_keys = True
+
     def __init__(
         self,
         bundle: Bundle,
@@ -60,7 +62,7 @@ class OnnxEngine:
         self._session = session
         dims = manifest.dims
         shape = (dims.num_layers, 2, rows, dims.num_kv_heads, capacity, dims.head_dim)
-        _check_memory(manifest.kv_bytes_per_slot * capacity * rows)
+        check_memory(manifest.kv_bytes_per_slot * capacity * rows)
         self._kv = np.zeros(shape, dtype=manifest.kv_dtype)
         self._cache_values = [
             (f"{kind}.{layer}", ort.OrtValue.ortvalue_from_numpy(self._kv[layer, i]))
@@ -201,7 +203,7 @@ def _check_dialect(dialect: str) -> None:
     )
 
 
-def _check_memory(needed: int) -> None:
+def check_memory(needed: int) -> None:
     """EngineError when the system has less memory left than the KV cache will take."""
     available = meminfo().get("MemAvailable")  # None if not Linux: allocation itself has to tell
     if available is not None and needed > available:

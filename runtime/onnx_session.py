@@ -13,6 +13,8 @@ import onnxruntime as ort
 from edgechat.bundle import Bundle, Graph, Manifest
 from edgechat.errors import EngineError
 
+PAST = "past_sequence_length"
+GROWING = (PAST, f"{PAST} + sequence_length")  # as optimum calls a cache's slots
 ORT_TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -47,11 +49,14 @@ def check_provider(provider: Provider) -> None:
         )
 
 
-def open_session(bundle: Bundle, graph: Graph, provider: Provider, threads: int = 1) -> Any:
+def open_session(
+    bundle: Bundle, graph: Graph, provider: Provider, threads: int = 1, fuse: bool = False
+) -> Any:
     """A session of one of the bundle's graphs, all of whose nodes run on ``provider``.
 
-    ``threads`` are the CPU's. Raises EngineError when ONNX Runtime cannot load the graph, a node
-    would run elsewhere, or the graph is not what the manifest says.
+    ``threads`` are the CPU's; ``fuse``: ONNX Runtime optimises the graph first. Raises EngineError
+    when ONNX Runtime cannot load the graph, a node would run elsewhere, or the graph is not what
+    the manifest says.
     """
     # The tiled attention ONNX Runtime prefers on CPU is up to a quarter slower at these sizes.
     os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
@@ -60,7 +65,8 @@ def open_session(bundle: Bundle, graph: Graph, provider: Provider, threads: int 
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions
     # The export already spells fused nodes: optimising again only costs load time.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not fuse:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if provider.name != CPU.name:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         preload_libraries()
@@ -122,7 +128,8 @@ def _check_contract(manifest: Manifest, graph: Graph, session: Any) -> None:
                 f"the graph's logits are not the {dims.vocab_size:,} of the manifest's contract; "
                 "export the bundle again."
             )
-    sizes = (("batch", "capacity"), (1, "capacity"), (1, "kept_slots"))
+    sizes = [("batch", "capacity"), (1, "capacity"), (1, "kept_slots")]
+    sizes += [("batch_size", length) for length in GROWING]
     caches = [[manifest.kv_dtype, b, dims.num_kv_heads, c, dims.head_dim] for b, c in sizes]
     for promised, found in (
         (graph.inputs, session.get_inputs()),

@@ -19,7 +19,7 @@ from edgechat.paths import beside
 from edgechat.runtime.engine import KV
 from edgechat.runtime.state import State
 
-FORMAT = "edgechat-session-1"
+FORMAT = "edgechat-session-2"
 RECORDS, CHECKSUM = "archive.records", "checksum"
 DIGEST = 32  # bytes
 DTYPES = {

@@ -13,16 +13,17 @@ Ranges = list[tuple[int, int]]
 class SlotTable:
     """Columns by slot number; the first ``length`` slots are valid.
 
-    ``index``: place of the token in the transcript; ascending but for what was recalled, which
-    stands in front of the turn that recalled it. ``used``: the transcript's length when the slot
-    was filled: its age counts from there. ``surprisal`` (nats) and ``mass`` (attention, decayed)
-    tell what the token is worth. ``hidden`` [E] is its hidden state, ``content`` whether it counts
-    as text rather than as the template's marks, ``ends`` whether a sentence may end with it.
-    ``archived``: the archive has a copy;
+    ``token``: its id, -1 where it was recalled. ``index``: place of the token in the transcript;
+    ascending but for what was recalled, which stands in front of the turn that recalled it.
+    ``used``: the transcript's length when the slot was filled: its age counts from there.
+    ``surprisal`` (nats) and ``mass`` (attention, decayed) tell what the token is worth. ``hidden``
+    [E] is its hidden state, ``content`` whether it counts as text rather than as the template's
+    marks, ``ends`` whether a sentence may end with it. ``archived``: the archive has a copy;
     ``recalled``: it came from there. ``pinned``: policies must keep it.
     """
 
     COLUMNS: ClassVar = {
+        "token": np.int64,
         "index": np.int64,
         "used": np.int64,
         "surprisal": np.float32,

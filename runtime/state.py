@@ -153,6 +153,8 @@ def _check_cache(
         given = arrays[f"slots.{name}"]
         _check(given.dtype == column.dtype and given.shape == (count, *column.shape[1:]), name)
     index, used = arrays["slots.index"], arrays["slots.used"]
+    tokens = arrays["slots.token"]
+    _check(((tokens >= -1) & (tokens < vocab)).all(), "the slots")
     _check(((index >= 0) & (index < fed)).all() and (used >= 0).all(), "the slots")
     if not cache.engine.vocab_size:  # a stand-in, which neither reads nor writes
         return

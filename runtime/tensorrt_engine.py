@@ -47,6 +47,7 @@ class TensorRtEngine:
     """
 
     rows = 1
+    moves_keys = True
     first_alone = False  # static scales: no token spoils another's
 
     def __init__(

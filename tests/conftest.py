@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,18 @@ def shared_text() -> str:
     if not path.is_file():
         pytest.skip("the shared perplexity text is not on this machine")
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch with one thread: tiny models gain nothing by more, and wait long for each other on a
+    busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,13 @@ def export(
             "faster, but the bundle can only keep a plain window.",
         ),
     ] = True,
+    exporter: Annotated[
+        str,
+        typer.Option(
+            help="native, or optimum for architectures that edgechat has no own code for: an fp32 "
+            "bundle whose cache keeps a plain window. In an environment of its own."
+        ),
+    ] = "native",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing bundle.")
     ] = False,
@@ -153,6 +160,7 @@ def export(
             check_options,
             dry_run,
             export_model,
+            export_with_optimum,
             open_source,
         )
     except ModuleNotFoundError as missing:
@@ -163,9 +171,13 @@ def export(
     signal.signal(signal.SIGTERM, _terminate)
     console = Console(stderr=True)
     chosen = precision or "int8"
-    if precision is None and not int8 and target in TARGETS:
+    if precision is None and not int8 and exporter == "optimum":
+        chosen = "fp32"
+    elif precision is None and not int8 and target in TARGETS:
         chosen = TARGETS[target].precisions[0]
     backend = check_options(chosen, kv, capacity, target)
+    others = (target != "cpu", kv, calibration, not importance, only_look)
+    _check_exporter(exporter, chosen, any(others))
     source = open_source(model, console.print, adapter, revision)
     suffix = chosen if target == "cpu" else f"{target}-{chosen}"
     folder = (
@@ -191,6 +203,20 @@ def export(
         if slots is not None and not backend.is_tensorrt:  # whose cache is there whole
             slots = wished.slots(slots, False)
         show(found, folder, slots, as_json)
+        return
+    if exporter == "optimum":
+        bundle = export_with_optimum(
+            source,
+            folder,
+            capacity=capacity,
+            overwrite=overwrite,
+            progress=Progress(say=console.print),
+            chat_template=chat_template,
+            check_template=check_template,
+        )
+        _print_made(console, bundle)
+        made = f"check it: edgechat verify {bundle.folder} --reference {model}"
+        console.print(made, highlight=False, markup=False)
         return
     columns = (TextColumn("calibrating and writing layers"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, TimeElapsedColumn(), console=console) as bar:
@@ -220,10 +246,29 @@ def export(
             ),
         )
     _print_loss(console, bundle.manifest.quantization)
-    size = sum(info.size for info in bundle.manifest.files.values())
-    console.print(f"made {folder} ({size / 1e6:,.0f} MB, {chosen})", highlight=False, markup=False)
-    if not backend.is_tensorrt:
-        console.print(f"talk to it: edgechat run {folder}", highlight=False, markup=False)
+    _print_made(console, bundle)
+
+
+def _check_exporter(exporter: str, precision: str, others: bool) -> None:
+    """SettingsError for an unknown one, or what optimum's cannot do."""
+    if exporter not in ("native", "optimum"):
+        raise SettingsError(f"exporter {exporter!r} is unknown; choose native or optimum.")
+    if exporter == "optimum" and (precision != "fp32" or others):
+        raise SettingsError(
+            "--exporter optimum makes fp32 bundles for the CPU and takes -o, --capacity, "
+            "--chat-template, --revision and --overwrite only; leave the other options out."
+        )
+
+
+def _print_made(console: Console, bundle: Bundle) -> None:
+    folder, manifest = bundle.folder, bundle.manifest
+    size = sum(info.size for info in manifest.files.values()) / 1e6
+    made = f"made {folder} ({size:,.0f} MB, {manifest.precision})"
+    console.print(made, highlight=False, markup=False)
+    if manifest.graph.dialect.startswith("tensorrt"):
+        return
+    options = "" if manifest.abilities.moves_keys else " --policy window --recall-blocks 0"
+    console.print(f"talk to it: edgechat run {folder}{options}", highlight=False, markup=False)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

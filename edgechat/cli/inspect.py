@@ -52,6 +52,7 @@ def inspect(
     console = Console()
     sections = [
         ("Model", _model(manifest)),
+        ("Abilities", _abilities(manifest)),
         (f"Graph contract ({manifest.graph.dialect})", _contract(manifest)),
         (f"Settings (profile {profile})", _settings(manifest, settings, plan)),
     ]
@@ -84,9 +85,19 @@ def _model(m: Manifest) -> list[tuple[str, str]]:
         (
             "rotary",
             "; ".join(f"{r.kind}, {r.dim} features, {len(r.layers)} layers" for r in m.rotary)
-            or "none",
+            or ("none" if m.abilities.moves_keys else "the graph's own, if any"),
         ),
         ("end tokens", ", ".join(map(str, m.tokens.eos))),
+    ]
+
+
+def _abilities(m: Manifest) -> list[tuple[str, str]]:
+    able = m.abilities
+    return [
+        ("KV cache", "one buffer" if able.in_place else "two buffers; each step copies all of it"),
+        ("compaction, edits", "keys are moved" if able.moves_keys else "what stays is read again"),
+        ("key tokens, recall", "yes" if m.has_importance else "no"),
+        ("sessions, forks", "yes"),
     ]
 
 
@@ -122,7 +133,7 @@ def _settings(m: Manifest, s: Settings, plan: MemoryPlan) -> list[tuple[str, str
         rows.append(
             (
                 "note",
-                "the bundle was exported with --no-importance and runs with --policy window "
+                "the bundle has neither key tokens nor recall and runs with --policy window "
                 "--recall-blocks 0 only",
             )
         )

@@ -27,7 +27,7 @@ def verify(
     """Compare a bundle with the model it was made from, as transformers runs it.
 
     Logits, greedy text, chat template and tokenizer. Exits with 1 when one of them is not as it
-    should be at the bundle's precision. Jetson bundles are run on this machine's CPU.
+    should be at the bundle's precision. Bundles for GPUs are run on the CPU.
 
     Example: `edgechat verify my-model-int8 --reference ./my-model`
     """

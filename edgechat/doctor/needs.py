@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgechat.assembly import needs_importance
-from edgechat.bundle import Bundle
+from edgechat.bundle import ON_CPU, Bundle
 from edgechat.doctor.gap import Gap, gap_of
 from edgechat.errors import BundleError, EngineError, SettingsError
 from edgechat.memory_plan import MemoryPlan, plan_memory
@@ -14,7 +14,7 @@ from edgechat.runtime.tensorrt.engines import NEEDED, check_buildable, disk_need
 from edgechat.settings import DIALECTS, Settings
 
 TARGETS = {dialect: target for target, dialect in DIALECTS.items()}  # of edgechat export
-PROVIDERS = {"ort_cpu": "CPUExecutionProvider", "ort_cuda": "CUDAExecutionProvider"}
+PROVIDERS = dict.fromkeys(ON_CPU, "CPUExecutionProvider") | {"ort_cuda": "CUDAExecutionProvider"}
 INT8_KV = (1, 32)  # the first ONNX Runtime whose attention reads an int8 cache
 
 
@@ -42,7 +42,7 @@ class Needs:
 
     @property
     def on_gpu(self) -> bool:
-        return self.dialect != "ort_cpu"
+        return self.dialect not in ON_CPU
 
 
 def dialect_needs(dialect: str) -> Needs:
@@ -57,7 +57,7 @@ def bundle_needs(bundle: Bundle, settings: Settings) -> Needs:
     dialect = manifest.graph.dialect
     try:
         bundle.verify()
-        if dialect not in TARGETS:
+        if dialect not in (*TARGETS, *ON_CPU):
             raise EngineError(
                 f"the bundle speaks the dialect {dialect!r}, which this edgechat does not know; "
                 "update edgechat, or export the bundle again with this version."

@@ -49,5 +49,6 @@ def find_architecture(config: dict[str, Any]) -> Architecture:
             return architecture
     known = ", ".join(sorted(name for a in ARCHITECTURES for name in a.model_types))
     raise UnsupportedModelError(
-        f"model_type {model_type!r} is not supported yet; edgechat exports {known}."
+        f"model_type {model_type!r} is not supported yet; edgechat exports {known}, and "
+        "many others with --exporter optimum."
     )

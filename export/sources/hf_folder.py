@@ -31,7 +31,7 @@ class HFFolder:
 
     def __init__(self, folder: Path, name: str | None = None, kind: str = "huggingface") -> None:
         self.kind, self.name = kind, name or folder.resolve().name
-        self._folder = folder
+        self.folder = folder
         if not (folder / "config.json").is_file():
             raise SourceError(_no_model(folder))
         self.config = read_json(folder / "config.json")
@@ -55,11 +55,11 @@ class HFFolder:
         return self._tensors.read(name)
 
     def text(self) -> TextFiles:
-        return folder_text(self._folder, self.config)
+        return folder_text(self.folder, self.config)
 
     def _open(self) -> SafetensorsFiles:
         """One file or, where there is none, those of the index; in transformers' order."""
-        single, index = self._folder / "model.safetensors", self._folder / INDEX
+        single, index = self.folder / "model.safetensors", self.folder / INDEX
         if single.is_file():
             return SafetensorsFiles([single])
         if not index.is_file():
@@ -87,20 +87,20 @@ class HFFolder:
 
     def _without_weights(self) -> str:
         """Why there is nothing to read, and the remedy."""
-        if any(self._folder.glob("pytorch_model*.bin")):
+        if any(self.folder.glob("pytorch_model*.bin")):
             return (
-                f"{self._folder} holds only pytorch_model.bin (pickle, which can run code); "
+                f"{self.folder} holds only pytorch_model.bin (pickle, which can run code); "
                 "save the model as safetensors with transformers' save_pretrained."
             )
         return (
-            f"{self._folder} has no model.safetensors, nor an index of several; download them, or "
+            f"{self.folder} has no model.safetensors, nor an index of several; download them, or "
             "load the model with transformers and save it with save_pretrained."
         )
 
     def _inside(self, name: str) -> Path:
         if Path(name).name != name:
             raise SourceError(f"the shard name {name!r} points outside the model folder.")
-        return self._folder / name
+        return self.folder / name
 
 
 def _no_model(folder: Path) -> str:

@@ -17,6 +17,7 @@ from edgechat.errors import EdgechatError
 from edgechat.export import export_model, open_source
 from edgechat.verify import Check, verify
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = ["logit difference", "top-1 agreement", "KL divergence", "greedy text"]
 TEXT = ["chat template", "tokenizer"]
@@ -54,8 +55,8 @@ def test_windows_and_lengths_are_compared_alike(name: str, tmp_path: Path) -> No
     assert read is not None and read > 3 * (config.get("sliding_window") or 24)
 
 
-@pytest.mark.parametrize("target", ["jetson-jp7", "jetson-jp6"])
-def test_jetson_bundles_run_on_the_cpu(target: str, tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["jetson-jp7", "jetson-jp6", "cuda"])
+def test_gpu_bundles_run_on_the_cpu(target: str, tiny_folder: Path, tmp_path: Path) -> None:
     source = open_source(str(tiny_folder), print)
     bundle = export_model(source, tmp_path / "b", "fp16", target=target)
     assert failed(verify(bundle, tiny_folder)) == []

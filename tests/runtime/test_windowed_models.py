@@ -8,7 +8,6 @@ sees, step by step, the tokens the slots hold, turned to the places they have.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +40,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 WINDOWS_ONLY = ("mistral", "phi3")
 STEPS, BATCH, SPAN = 120, 8, 96
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing by more, and wait long for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass
@@ -150,6 +140,7 @@ def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_is_that_of_transformers_before_and_after_compactions(
     name: str, tmp_path: Path

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgechat.errors import UnsupportedModelError
+from edgechat.export.pieces import pieces
 from edgechat.export.spec import Array, RotarySpec
 
 Frequencies = NDArray[np.float64]
@@ -83,10 +84,12 @@ def padded(rotary: RotarySpec) -> RotarySpec:
 
 def rotary_tables(rotary: RotarySpec, positions: int) -> tuple[Array, Array]:
     """cos and sin, [positions, rotary dim / 2] float32, the attention factor folded in."""
-    angles = np.outer(np.arange(positions, dtype=np.float64), rotary.inv_freq)
-    factor = rotary.attention_factor
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    return cos.astype(np.float32), sin.astype(np.float32)
+    cos, sin = (np.empty((positions, len(rotary.inv_freq)), np.float32) for _ in range(2))
+    for rows in pieces(*cos.shape):
+        angles = np.outer(np.arange(rows.start, rows.stop, dtype=np.float64), rotary.inv_freq)
+        cos[rows] = np.cos(angles) * rotary.attention_factor
+        sin[rows] = np.sin(angles) * rotary.attention_factor
+    return cos, sin
 
 
 def _dynamic(dim: int, theta: float, factor: float, context: int, length: int) -> Frequencies:

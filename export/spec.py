@@ -145,7 +145,10 @@ class LayerWeights(Generic[L_co]):
 
 
 class Weights(Protocol[L_co]):
-    """Weights read lazily, one layer at a time, so that a model never sits whole in memory."""
+    """Weights read lazily, one layer at a time, so that a model never sits whole in memory.
+
+    Arrays are new at each call: who asks for them may change them.
+    """
 
     def embedding(self) -> Array:
         """Token embedding, [vocab, hidden]."""

@@ -182,8 +182,8 @@ def _stacked(parts: list[Array]) -> Array:
 
 
 def _centred(x: Array, axis: int) -> Array:
-    result: Array = x - x.mean(axis=axis, keepdims=True)
-    return result
+    x -= x.mean(axis=axis, keepdims=True)
+    return x
 
 
 def _ungrouped(spec: DecoderSpec, qkv: Linear) -> Linear:

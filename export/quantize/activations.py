@@ -20,14 +20,9 @@ from edgechat.export.spec import (
 KV_LEVELS = 127
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Inputs of one layer's linears, [windows, T, features]."""
-
-    qkv: Array
-    o: Array
-    gate_up: Array
-    down: Array
+Activations = dict[str, Array]
+"""Inputs of one layer's linears qkv, o, gate_up and down, [windows, T, features]; whoever needs
+one takes it out, so that it goes when it is used."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +56,11 @@ class Calibrator:
         self.kv_scales.append(_kv_scales(spec.rotary[index], keys, values))
         x = self._x + self._norm(reference.linear(o, layer.o), layer.attn_post_norm)
         gate_up = self._norm(self._x if spec.parallel else x, layer.mlp_norm)
-        down = reference.activation(spec, reference.linear(gate_up, layer.gate_up))
+        down = np.empty((*x.shape[:2], spec.intermediate_size), dtype=np.float32)
+        for window, read in enumerate(gate_up):  # of all at once, the gate's rows would be large
+            down[window] = reference.activation(spec, reference.linear(read, layer.gate_up))
         self._x = x + self._norm(reference.linear(down, layer.down), layer.mlp_post_norm)
-        return layer, Activations(qkv, o, gate_up, down)
+        return layer, {"qkv": qkv, "o": o, "gate_up": gate_up, "down": down}
 
     def head_input(self, gain: Array) -> Array:
         return self._norm(self._x, gain)

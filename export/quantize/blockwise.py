@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from edgechat.export.pieces import pieces
 from edgechat.export.quantize.static import half
 from edgechat.export.spec import Array
 
@@ -25,11 +26,15 @@ def quantize_blocks(
     """
     rows, features = weight.shape
     blocks = -(-features // block)
-    padded = np.pad(weight, ((0, 0), (0, blocks * block - features)))
-    grouped = padded.reshape(rows, blocks, block)
-    scales = np.abs(grouped).max(axis=2) / 127
-    if scale_type == np.float16:
-        scales = half(scales)
-    safe = np.where(scales == 0, 1, scales)[..., None]
-    codes = (np.rint(grouped / safe) + ZERO_POINT).astype(np.uint8)
-    return codes, scales.astype(scale_type)
+    codes = np.empty((rows, blocks, block), dtype=np.uint8)
+    scales = np.empty((rows, blocks), dtype=scale_type)
+    for part in pieces(rows, features):
+        padded = np.pad(weight[part], ((0, 0), (0, blocks * block - features)))
+        grouped = padded.reshape(-1, blocks, block)
+        of_part = np.abs(grouped).max(axis=2) / 127
+        if scale_type == np.float16:
+            of_part = half(of_part)
+        safe = np.where(of_part == 0, 1, of_part)[..., None]
+        codes[part] = np.rint(grouped / safe) + ZERO_POINT
+        scales[part] = of_part
+    return codes, scales

@@ -12,6 +12,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from edgechat.export.pieces import pieces
 from edgechat.export.spec import Array, DecoderSpec, LayerWeights, Linear, ModelWeights
 
 SEED = 20260
@@ -25,7 +26,7 @@ class RotatedWeights:
     with rotations once its gain is folded away; the gain of a norm *behind* attention or MLP
     cannot be, so a model with post-norms keeps its stream and its gains, and only the values
     are rotated. Embedding and head are no longer the same matrix, even where they were tied,
-    and the embedding's scale is in the table.
+    and the embedding's scale is in the table. Arrays of ``weights`` are changed in place.
     """
 
     def __init__(self, weights: ModelWeights, spec: DecoderSpec, seed: int = SEED) -> None:
@@ -35,12 +36,17 @@ class RotatedWeights:
         self._v = orthogonal(spec.head_dim, random)
 
     def embedding(self) -> Array:
-        return _rotate(self._weights.embedding() * np.float32(self._spec.embedding_scale), self._r)
+        table = self._weights.embedding()
+        if self._spec.embedding_scale != 1:
+            table *= np.float32(self._spec.embedding_scale)
+        _rotate(table, self._r)
+        return table
 
     def head(self) -> Linear:
         tied = self._spec.tied_embeddings
         head = Linear(self._weights.embedding()) if tied else self._weights.head()
-        return self._reader(head, self._weights.final_norm())[1]
+        self._reader(head, self._weights.final_norm())
+        return head
 
     def final_norm(self) -> Array:
         gain = self._weights.final_norm()
@@ -48,42 +54,32 @@ class RotatedWeights:
 
     def layer(self, index: int) -> LayerWeights[Linear]:
         layer, s = self._weights.layer(index), self._spec
-        attn_norm, qkv = self._reader(layer.qkv, layer.attn_norm)
-        values = slice(s.q_size + s.kv_size, None)
-        weight = qkv.weight.copy()
-        weight[values] = self._rotate_heads(weight[values].T).T
-        bias = None if qkv.bias is None else qkv.bias.copy()
-        if bias is not None:
-            bias[values] = self._rotate_heads(bias[values])
-        mlp_norm, gate_up = self._reader(layer.gate_up, layer.mlp_norm)
-        return dataclasses.replace(
-            layer,
-            attn_norm=attn_norm,
-            qkv=Linear(weight, bias),
-            o=self._writer(Linear(self._rotate_heads(layer.o.weight), layer.o.bias)),
-            mlp_norm=mlp_norm,
-            gate_up=gate_up,
-            down=self._writer(layer.down),
-        )
+        attn_norm = self._reader(layer.qkv, layer.attn_norm)
+        mlp_norm = self._reader(layer.gate_up, layer.mlp_norm)
+        for head in _heads(s.q_size + s.kv_size, s.num_kv_heads, s.head_dim):
+            _rotate(layer.qkv.weight[head].T, self._v)
+            if layer.qkv.bias is not None:
+                _rotate(layer.qkv.bias[None, head], self._v)
+        for head in _heads(0, s.num_heads, s.head_dim):
+            _rotate(layer.o.weight[:, head], self._v)
+        for writer in (layer.o, layer.down):  # what they add to the stream is rotated
+            _rotate(writer.weight.T, self._r)
+            if writer.bias is not None:
+                _rotate(writer.bias[None], self._r)
+        return dataclasses.replace(layer, attn_norm=attn_norm, mlp_norm=mlp_norm)
 
-    def _reader(self, linear: Linear, gain: Array | None) -> tuple[Array | None, Linear]:
-        """A projection that reads the residual stream, and the gain of the norm before it."""
+    def _reader(self, linear: Linear, gain: Array | None) -> Array | None:
+        """Rotate a projection that reads the residual stream, with the gain of the norm before it
+        folded in; returns what that gain is then."""
         if self._r is None or gain is None:
-            return gain, linear
-        return np.ones_like(gain), Linear(_rotate(linear.weight * gain, self._r), linear.bias)
+            return gain
+        linear.weight *= gain
+        _rotate(linear.weight, self._r)
+        return np.ones_like(gain)
 
-    def _writer(self, linear: Linear) -> Linear:
-        """A projection that adds to the residual stream writes rotated vectors."""
-        bias = linear.bias
-        return Linear(
-            _rotate(linear.weight.T, self._r).T,
-            None if bias is None else _rotate(bias, self._r),
-        )
 
-    def _rotate_heads(self, x: Array) -> Array:
-        """Rotate the last axis, which holds heads side by side, head by head."""
-        heads = x.reshape(*x.shape[:-1], -1, self._spec.head_dim)
-        return _rotate(heads, self._v).reshape(x.shape)
+def _heads(first: int, count: int, size: int) -> list[slice]:
+    return [slice(first + head * size, first + (head + 1) * size) for head in range(count)]
 
 
 def orthogonal(size: int, random: np.random.Generator) -> NDArray[np.float64]:
@@ -109,7 +105,8 @@ def hadamard(size: int) -> NDArray[np.float64]:
     return result
 
 
-def _rotate(x: Array, rotation: NDArray[np.float64] | None) -> Array:
-    if rotation is None:
-        return x
-    return np.asarray(x.astype(np.float64) @ rotation, dtype=np.float32)
+def _rotate(x: Array, rotation: NDArray[np.float64] | None) -> None:
+    """Multiply the rows of ``x``, in place."""
+    if rotation is not None:
+        for rows in pieces(*x.shape):
+            x[rows] = x[rows].astype(np.float64) @ rotation

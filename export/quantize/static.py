@@ -58,10 +58,10 @@ class StaticWeights:
     def layer(self, index: int) -> LayerWeights[AnyLinear]:
         layer, seen = self._calibrator.layer(index)
         name = f"layers.{index}"
-        attn_norm, qkv = self._reader(layer.attn_norm, layer.qkv, seen.qkv, f"{name}.qkv")
-        o = self._quantise(layer.o, seen.o, f"{name}.o")
+        attn_norm, qkv = self._reader(layer.attn_norm, layer.qkv, seen.pop("qkv"), f"{name}.qkv")
+        o = self._quantise(layer.o, seen.pop("o"), f"{name}.o")
         mlp_norm, gate_up = self._reader(
-            layer.mlp_norm, layer.gate_up, seen.gate_up, f"{name}.gate_up"
+            layer.mlp_norm, layer.gate_up, seen.pop("gate_up"), f"{name}.gate_up"
         )
         result: LayerWeights[AnyLinear] = layer
         return dataclasses.replace(
@@ -71,7 +71,7 @@ class StaticWeights:
             o=o,
             mlp_norm=mlp_norm,
             gate_up=gate_up,
-            down=self._quantise(layer.down, seen.down, f"{name}.down", False),
+            down=self._quantise(layer.down, seen.pop("down"), f"{name}.down", False),
         )
 
     def _reader(
@@ -92,10 +92,8 @@ class StaticWeights:
         int8_inputs = int8_inputs and not self._float_inputs
         if not int8_inputs:
             self.weights_only.append(name)
-        flat = x.reshape(-1, x.shape[-1])
-        hessian = (flat.T @ flat).astype(np.float64)
         scales = half(absmax_scales(linear.weight))
-        codes = round_with_feedback(linear.weight, scales, hessian)
+        codes = round_with_feedback(linear.weight, scales, x.reshape(-1, x.shape[-1]))
         scale = _input_scale(x) if int8_inputs else None
         return StaticInt8Linear(codes, scales, linear.bias, input_scale=scale)
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgechat.export.pieces import pieces
 from edgechat.export.quantize.activations import Calibrator
 from edgechat.export.quantize.rotate import hadamard
 from edgechat.export.quantize.rounding import absmax_scales, round_with_feedback
@@ -65,22 +66,22 @@ class W8A8Weights:
 
     def layer(self, index: int) -> LayerWeights[AnyLinear]:
         layer, seen = self._calibrator.layer(index)
-        gate_up, down, smooth = layer.gate_up, layer.down, seen.down
         if self._spec.gated:
-            gate_up, down, smooth = _smooth(gate_up, down, smooth)
-        size = hadamard_size(smooth.shape[-1])
+            _smooth(layer.gate_up, layer.down, seen["down"])
         name = f"layers.{index}"
-        attn_norm, qkv = self._reader(layer.attn_norm, layer.qkv, seen.qkv, f"{name}.qkv")
-        mlp_norm, gate = self._reader(layer.mlp_norm, gate_up, seen.gate_up, f"{name}.gate_up")
+        attn_norm, qkv = self._reader(layer.attn_norm, layer.qkv, seen.pop("qkv"), f"{name}.qkv")
+        o = self._checked(layer.o, seen.pop("o"), f"{name}.o")
+        mlp_norm, gate_up = self._reader(
+            layer.mlp_norm, layer.gate_up, seen.pop("gate_up"), f"{name}.gate_up"
+        )
         result: LayerWeights[AnyLinear] = layer
+        result = dataclasses.replace(
+            result, attn_norm=attn_norm, qkv=qkv, o=o, mlp_norm=mlp_norm, gate_up=gate_up
+        )
+        size, down = hadamard_size(self._spec.intermediate_size), layer.down
+        del layer  # the float weights but one, before the largest Hessian of all is made
         return dataclasses.replace(
-            result,
-            attn_norm=attn_norm,
-            qkv=qkv,
-            o=self._checked(layer.o, seen.o, f"{name}.o"),
-            mlp_norm=mlp_norm,
-            gate_up=gate,
-            down=self._checked(down, smooth, f"{name}.down", size),
+            result, down=self._checked(down, seen.pop("down"), f"{name}.down", size)
         )
 
     def _reader(
@@ -93,9 +94,12 @@ class W8A8Weights:
         return gain, self._checked(linear, x, name, hadamard_size(x.shape[-1]))
 
     def _checked(self, linear: Linear, x: Array, name: str, size: int = 0) -> AnyLinear:
-        """W8A8 for inputs ``x`` [n, T, in], unless the activations' error is too large."""
-        mixed = Linear(_mix(linear.weight, size), linear.bias)
-        x = _mix(x, size)
+        """W8A8 for inputs ``x`` [n, T, in], which are changed, unless the activations' error is
+        too large."""
+        mixed = Linear(linear.weight.copy() if size else linear.weight, linear.bias)
+        _mix(mixed.weight, size)
+        for window in x:
+            _mix(window, size)
         if activation_error(mixed, x, _round_dynamically) <= LARGEST_ERROR:
             return _quantise(mixed, x, size)
         self.weights_only.append(name)
@@ -107,25 +111,24 @@ def hadamard_size(features: int) -> int:
     return min(LARGEST_HADAMARD, features & -features)
 
 
-def _mix(x: Array, size: int) -> Array:
-    """Multiply every ``size`` neighbours of the last axis by the Hadamard matrix."""
-    if not size:
-        return x
-    matrix = hadamard(size).astype(np.float32)
-    result: Array = (x.reshape(-1, size) @ matrix).reshape(x.shape)
-    return result
+def _mix(x: Array, size: int) -> None:
+    """Multiply every ``size`` neighbours of the last axis of ``x`` [n, features] by the Hadamard
+    matrix, in place."""
+    if size:
+        matrix = hadamard(size).astype(np.float32)
+        for rows in pieces(*x.shape):
+            x[rows] = (x[rows].reshape(-1, size) @ matrix).reshape(x[rows].shape)
 
 
-def _smooth(gate_up: Linear, down: Linear, hidden: Array) -> tuple[Linear, Linear, Array]:
-    """Move the range of ``hidden``'s channels into ``down``'s columns, exactly."""
+def _smooth(gate_up: Linear, down: Linear, hidden: Array) -> None:
+    """Move the range of ``hidden``'s channels into ``down``'s columns, exactly, in place."""
     factors = _factors(hidden, down.weight)
-    rows = np.concatenate([np.ones_like(factors), factors])  # gate rows stay
-    bias = None if gate_up.bias is None else gate_up.bias / rows
-    return (
-        Linear(gate_up.weight / rows[:, None], bias),
-        Linear(down.weight * factors, down.bias),
-        hidden / factors,
-    )
+    up = slice(len(factors), None)  # gate rows stay
+    gate_up.weight[up] /= factors[:, None]
+    if gate_up.bias is not None:
+        gate_up.bias[up] /= factors
+    down.weight *= factors
+    hidden /= factors
 
 
 def smooth_into_norm(
@@ -141,30 +144,34 @@ def smooth_into_norm(
 
 def _factors(x: Array, weight: Array) -> Array:
     """What to divide each channel of ``x`` [n, T, in] by, so that ``weight`` shares its range."""
-    flat = x.reshape(-1, x.shape[-1])
-    activation = np.maximum(np.abs(flat).max(axis=0), 1e-4)
-    factors = activation**ALPHA / np.maximum(np.abs(weight).max(axis=0), 1e-4) ** (1 - ALPHA)
+    activation = np.maximum(_largest(x.reshape(-1, x.shape[-1])), 1e-4)
+    factors = activation**ALPHA / np.maximum(_largest(weight), 1e-4) ** (1 - ALPHA)
     result: Array = factors / np.exp(np.log(factors).mean())
     return result
 
 
+def _largest(x: Array) -> Array:
+    """The largest magnitude in each column of ``x`` [n, features]."""
+    result: Array = np.maximum(x.max(axis=0), -x.min(axis=0))
+    return result
+
+
 def _quantise(linear: Linear, x: Array, size: int = 0) -> Int8Linear:
-    flat = x.reshape(-1, x.shape[-1])
-    hessian = (flat.T @ flat).astype(np.float64)
     scales = absmax_scales(linear.weight)
-    return Int8Linear(
-        round_with_feedback(linear.weight, scales, hessian), scales, linear.bias, size
-    )
+    codes = round_with_feedback(linear.weight, scales, x.reshape(-1, x.shape[-1]))
+    return Int8Linear(codes, scales, linear.bias, size)
 
 
 def activation_error(linear: Linear, x: Array, rounded: Callable[[Array], Array]) -> float:
     """Relative root mean square error of the output where each window of the inputs ``x``
     [n, T, in] is ``rounded``, the outlying first tokens apart."""
-    quantised = np.stack([rounded(window) for window in x])
     later = slice(4, None) if x.shape[1] > 8 else slice(None)
-    wanted = x[:, later] @ linear.weight.T
-    error = (quantised - x)[:, later] @ linear.weight.T
-    return float(np.sqrt(np.square(error).mean() / np.square(wanted).mean()))
+    error = wanted = 0.0
+    for window in x:
+        wrong = (rounded(window) - window)[later] @ linear.weight.T
+        error += float(np.square(wrong).sum(dtype=np.float64))
+        wanted += float(np.square(window[later] @ linear.weight.T).sum(dtype=np.float64))
+    return float(np.sqrt(np.float64(error) / np.float64(wanted)))
 
 
 def _round_dynamically(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -66,7 +67,8 @@ class GGUFFile:
                 f"tensor {stored} has type {tensor.tensor_type.name}, which the gguf package "
                 f"cannot dequantise ({error})."
             ) from None
-        value = np.ascontiguousarray(value, dtype=np.float32)
+        value = np.require(value, np.float32, ["C", "W"])  # not the file's own pages
+        self._release()
         kind = stored.split(".")[-2]
         if kind.endswith("norm"):
             return value - np.float32(self._family.norm_offset)
@@ -79,6 +81,12 @@ class GGUFFile:
         if not self._family.interleaved or heads is None or value.shape[0] % (2 * heads):
             return value  # a size that cannot be right is refused by the reader of the tensor
         return _unpermute(value, heads)
+
+    def _release(self) -> None:
+        """Give back the pages of the mapped file, which count as the process's memory."""
+        mapping = self._reader.data.base
+        if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     def text(self) -> TextFiles:
         return text_files(self._meta)

@@ -100,20 +100,42 @@ def test_error_feedback_beats_rounding_to_nearest() -> None:
     random = np.random.default_rng(0)
     weight = random.standard_normal((40, 96)).astype(np.float32)
     x = random.standard_normal((500, 96)) @ random.standard_normal((96, 96))
+    x = x.astype(np.float32)
     scales = absmax_scales(weight)
 
     def error(codes: np.ndarray) -> float:
         return float(np.square(x @ (codes * scales[:, None] - weight).T).mean())
 
     nearest = error(round_to_nearest(weight, scales))
-    assert error(round_with_feedback(weight, scales, x.T @ x)) < 0.6 * nearest
+    assert error(round_with_feedback(weight, scales, x)) < 0.6 * nearest
+
+
+def test_error_feedback_is_the_papers_whatever_the_blocks() -> None:
+    """GPTQ as the paper has it: the inverse Hessian, column by column, each error spread."""
+    random = np.random.default_rng(3)
+    weight = random.standard_normal((7, 300)).astype(np.float32)
+    x = (random.standard_normal((900, 300)) @ random.standard_normal((300, 300))).astype("f4")
+    scales = absmax_scales(weight)
+    hessian = (x.T @ x).astype(np.float64)
+    order = np.argsort(np.diagonal(hessian), kind="stable")[::-1]
+    hessian += 0.01 * np.diagonal(hessian).mean() * np.eye(300)
+    inverse = np.linalg.inv(hessian[np.ix_(order, order)])
+    left, expected = weight[:, order].astype(np.float64), np.empty((7, 300))
+    for i in range(300):
+        expected[:, i] = np.clip(np.rint(left[:, i] / scales), -127, 127)
+        error = (left[:, i] - expected[:, i] * scales) / inverse[i, i]
+        left[:, i:] -= np.outer(error, inverse[i, i:])
+        inverse[i:, i:] -= np.outer(inverse[i:, i], inverse[i, i:]) / inverse[i, i]
+    codes = round_with_feedback(weight, scales, x)[:, order]
+    assert (codes == expected).mean() > 0.99
+    assert np.abs(codes - expected).max() <= 1
 
 
 def test_error_feedback_survives_inputs_that_never_occur() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
     scales = absmax_scales(weight)
-    for hessian in (np.zeros((16, 16)), np.diag([1.0] + [0.0] * 15)):
-        codes = round_with_feedback(weight, scales, hessian)
+    for x in (np.zeros((4, 16), np.float32), np.eye(1, 16, dtype=np.float32)):
+        codes = round_with_feedback(weight, scales, x)
         assert np.abs(codes * scales[:, None] - weight).max() <= scales.max()
 
 

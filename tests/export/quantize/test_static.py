@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ class Changed:
 
     def __init__(self, source: Source, name: str, factor: float | np.ndarray) -> None:
         self._source, self._name, self._factor = source, name, factor
-        self.kind, self.name, self.config = source.kind, source.name, source.config
-        self.text = source.text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
     def tensor(self, name: str) -> np.ndarray:
         value = self._source.tensor(name)

@@ -23,6 +23,7 @@ class Ort(Floats, Common):
     are float32; projections read and write ``_dtype``, as attention does."""
 
     opsets: ClassVar[dict[str, int]]
+    rms_norm: ClassVar[str]  # what ONNX Runtime's kernel for it is called
 
     def _declare_ort(self, kv_dtype: str, positions: bool) -> None:
         cache = (BATCH, self._spec.num_kv_heads, CAPACITY, self._spec.head_dim)
@@ -90,7 +91,7 @@ class Ort(Floats, Common):
         """RMSNorm of ``x`` in float32."""
         return str(
             self._graph.node(
-                "SimplifiedLayerNormalization",
+                self.rms_norm,
                 [x, self._graph.constant(gamma)],
                 axis=-1,
                 epsilon=self._spec.norm_eps,

@@ -23,7 +23,8 @@ class OrtCpu(Ort):
     ``hidden`` and ``attention_mass``.
     """
 
-    opsets: ClassVar[dict[str, int]] = {"": 21, MS: 1}
+    opsets: ClassVar[dict[str, int]] = {"": 23, MS: 1}
+    rms_norm = "RMSNormalization"
 
     def __init__(
         self,

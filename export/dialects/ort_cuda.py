@@ -31,6 +31,7 @@ class OrtCuda(Ort):
     """
 
     opsets: ClassVar[dict[str, int]] = {"": 18, MS: 1}  # newer ones lack kernels in 1.23
+    rms_norm = "SimplifiedLayerNormalization"  # not ONNX's, though in its domain
 
     def __init__(
         self,

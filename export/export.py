@@ -34,7 +34,7 @@ from edgechat.export.spec import DecoderSpec, Ids
 from edgechat.export.targets import check_options
 from edgechat.paths import remove_leftovers
 
-Measure = Callable[[Bundle, Ids], float]
+Measure = Callable[[Bundle, Ids], float | None]
 KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
@@ -76,11 +76,11 @@ def export_model(
     ``capacity`` is the longest KV cache the bundle can be run with, in tokens (default: the
     target's, from the model's context length). ``calibration`` is a text or .jsonl file
     (default: a built-in text). ``importance`` adds the outputs that key tokens and recall need.
-    ``measure`` returns the finished bundle's perplexity on token ids, which goes into the
-    manifest beside the unquantised model's. ``chat_template`` is the name of one of the model's
-    or a file (default: its own); ``check_template`` tries it before a tensor is read. The folder
-    appears complete or not at all. Raises SourceError, UnsupportedModelError, SettingsError or
-    BundleError.
+    ``measure`` returns the finished bundle's perplexity on token ids, or None where that cannot
+    be known; it goes into the manifest beside the unquantised model's. ``chat_template`` is the
+    name of one of the model's or a file (default: its own); ``check_template`` tries it before a
+    tensor is read. The folder appears complete or not at all. Raises SourceError,
+    UnsupportedModelError, SettingsError or BundleError.
     """
     progress = progress or Progress()
     backend = check_options(precision, kv, capacity, target)
@@ -135,9 +135,16 @@ def export_model(
         if measure is not None and not precision == kv == "fp32":
             progress.say("measuring what quantisation costs")
             ids = windows(text.tokenizer, evaluation_text(), bos).ravel()[: manifest.max_capacity]
-            loss = Loss(perplexity(weights, spec, ids), measure(written, ids))
-            quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
-            write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
+            found = measure(written, ids)
+            if found is None:
+                progress.say(
+                    "note: the loss could not be measured: the process that ran the bundle was "
+                    "ended, probably for want of memory."
+                )
+            else:
+                loss = Loss(perplexity(weights, spec, ids), found)
+                quantization = {**manifest.quantization, **dataclasses.asdict(loss)}
+                write_manifest(folder, dataclasses.replace(manifest, quantization=quantization))
     return load_bundle(output)
 
 

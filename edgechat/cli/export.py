@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 from collections.abc import Callable
@@ -10,9 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -20,6 +19,7 @@ from rich.progress import Progress as Bar
 from edgechat.bundle import Bundle
 from edgechat.cli.dry_run import show
 from edgechat.errors import EdgechatError, SettingsError
+from edgechat.measure import Ids, measure_apart
 from edgechat.settings import DIALECTS, Settings, load_profile
 from edgechat.template_check import check_template
 
@@ -276,22 +276,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _measure(console: Console, on_gpu: bool) -> Callable[[Bundle, NDArray[np.int64]], float] | None:
+def _measure(console: Console, on_gpu: bool) -> Callable[[Bundle, Ids], float | None] | None:
     """How to measure a bundle's perplexity, or None where no ONNX Runtime is installed."""
-    try:
-        from edgechat.evaluate import Reader, evaluate
-        from edgechat.graph_runner import GraphRunner
-        from edgechat.runtime.cores import usable_cores
-    except ModuleNotFoundError:
+    if importlib.util.find_spec("onnxruntime") is None:
         console.print("note: onnxruntime is not installed, so the loss is not measured.")
         return None
-
-    def measure(bundle: Bundle, ids: NDArray[np.int64]) -> float:
-        if on_gpu:
-            return GraphRunner(bundle, usable_cores()).perplexity(ids)
-        return evaluate(Reader(bundle, Settings(policy="full"), len(ids)), ids).perplexity
-
-    return measure
+    return partial(measure_apart, on_gpu=on_gpu)
 
 
 def _print_loss(console: Console, quantization: dict[str, Any]) -> None:

@@ -23,7 +23,9 @@ OPSET = 18
 KERNELS: dict[str, frozenset[str]] = {
     **dict.fromkeys("Add Sub Mul Div GreaterOrEqual Less".split(), NUMBER),
     **dict.fromkeys("MatMul Softmax LogSoftmax Sigmoid Tanh ReduceSum Relu".split(), FLOAT),
-    **dict.fromkeys("Cast Gather Identity Reshape Unsqueeze Concat Slice Shape".split(), ANY),
+    **dict.fromkeys(
+        "Cast Gather Identity Reshape Squeeze Unsqueeze Concat Slice Shape".split(), ANY
+    ),
     **dict.fromkeys("Split Transpose GatherND Where".split(), NUMBER),
     "And": frozenset({"BOOL"}),
     "SimplifiedLayerNormalization": FLOAT,

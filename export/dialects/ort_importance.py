@@ -27,8 +27,11 @@ def surprisal(
     ``rows`` [B, Q, E] are those of the ``targets`` in the ``head``; ``project`` spells the
     product of ``x`` with a part of the head, ``cap`` what is done to every logit. All is float32.
     """
-    last = graph.constant(np.array([-1]))
-    own = graph.node("ReduceSum", [graph.node("Mul", [rows, x]), last], keepdims=0)
+    # A product with ones: ONNX Runtime 1.23 gives the sum of no rows [B, 0, E] a wrong shape.
+    width = (head.weight if isinstance(head, Linear) else head.codes).shape[1]
+    ones = graph.constant(np.ones((width, 1), dtype=np.float32))
+    own = graph.node("MatMul", [graph.node("Mul", [rows, x]), ones])
+    own = graph.node("Squeeze", [own, graph.constant(np.array([-1]))])
     if head.bias is not None:
         bias = graph.weight("head.bias", head.bias)
         own = graph.node("Add", [own, graph.node("Gather", [bias, "targets"])])

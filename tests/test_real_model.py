@@ -26,9 +26,11 @@ def test_int8_predicts_as_well_as_fp32(smollm2_fp32: Path, smollm2_int8: Path) -
 
 
 def test_it_knows_paris_and_reuses_the_turn_before(smollm2_int8: Path) -> None:
+    """Asked so that the float model is sure: to "What is the capital of France?" it begins with
+    "The" or, nearly as likely (0.152 and 0.140), goes on in a kind of French."""
     greedy = SamplingSettings(temperature=0, repeat_penalty=1)
     with Chat.open(smollm2_int8, sampling=greedy) as chat:
-        assert "Paris" in chat.say("What is the capital of France?", max_tokens=40).text
+        assert "Paris" in chat.say("Please tell me the capital of France.", max_tokens=40).text
         reply = chat.say("Thank you!", max_tokens=20)
         assert reply.text
         assert reply.usage.reused_tokens > reply.usage.fed_tokens

@@ -24,6 +24,9 @@ KNOWN = frozenset(
     rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
     rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor""".split()
 )
+# What a file may give as one number or as a list with one for each layer.
+PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+PATTERN = "attention.sliding_window_pattern"  # every n-th layer sees all, or a flag a layer
 ROPE_FACTORS = "rope_freqs.weight"
 FALCON_SECOND_NORM = "blk.0.attn_norm_2.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -46,6 +49,7 @@ class GGUFFile:
         self._path = path
         self._tensors = {t.name: t for t in self._reader.tensors}
         self._meta = self._metadata()
+        self._refuse_parts()
         self.name = name or str(self._meta.get("general.name") or path.stem)
         self._family = self._find_family()
         self.config = self._config()
@@ -55,18 +59,22 @@ class GGUFFile:
         return self._gguf_names.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._tensors[self._gguf_names[name]].shape))
+        tensor = self._tensors[self._gguf_names[name]]
+        kind = tensor.tensor_type
+        block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+        try:  # a block of nothing tells whether this kind can be dequantised
+            gguf.quants.dequantize(np.zeros(block_bytes, np.uint8), kind)
+        except (NotImplementedError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"tensor {tensor.name} has type {kind.name}, which the gguf package cannot "
+                f"dequantise ({error})."
+            ) from None
+        return tuple(int(size) for size in reversed(tensor.shape))
 
     def tensor(self, name: str) -> Array:
         stored = self._gguf_names[name]
         tensor = self._tensors[stored]
-        try:
-            value = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        except (NotImplementedError, ValueError) as error:
-            raise UnsupportedModelError(
-                f"tensor {stored} has type {tensor.tensor_type.name}, which the gguf package "
-                f"cannot dequantise ({error})."
-            ) from None
+        value = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         value = np.require(value, np.float32, ["C", "W"])  # not the file's own pages
         self._release()
         kind = stored.split(".")[-2]
@@ -97,6 +105,14 @@ class GGUFFile:
         except Exception as error:
             raise SourceError(f"{self._path} has damaged metadata ({error}).") from None
 
+    def _refuse_parts(self) -> None:
+        count = self._meta.get("split.count")
+        if isinstance(count, int) and count > 1:
+            raise UnsupportedModelError(
+                f"{self._path} is one of {count} parts of a model; join them with llama.cpp's "
+                "llama-gguf-split --merge and give the whole."
+            )
+
     def _find_family(self) -> Family:
         architecture = self._meta.get("general.architecture")
         family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -115,7 +131,16 @@ class GGUFFile:
             for key, value in self._meta.items()
             if key.startswith(prefix)
         }
+        for key in PER_LAYER:
+            if isinstance(value := meta.get(key), list):
+                if len(set(value)) != 1:
+                    raise UnsupportedModelError(
+                        f"the GGUF file sets {prefix}{key} = {value}, but only models whose layers "
+                        "are all of one size are supported."
+                    )
+                meta[key] = value[0]
         known = KNOWN | family.fields.keys() | family.ignored
+        known |= {PATTERN} if "attention.sliding_window" in family.fields else set()
         for key, value in meta.items():
             if key not in known and value not in (None, 0, False, ""):
                 raise UnsupportedModelError(
@@ -161,6 +186,12 @@ class GGUFFile:
                 if key in meta
             },
         }
+        pattern = meta.get(PATTERN)
+        if isinstance(pattern, list):
+            kinds = ("full_attention", "sliding_attention")
+            config["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+        elif pattern is not None:
+            config["sliding_window_pattern"] = pattern
         return {**config, **self._implied(config)}
 
     def _implied(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from tiny_models import bundle_logits, random_ids, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edgechat.errors import UnsupportedModelError
+from edgechat.errors import EdgechatError, UnsupportedModelError
 from edgechat.export import export_model, open_source
 from edgechat.export.architectures import find_architecture
 from edgechat.export.sources.base import load_tokenizer
@@ -62,7 +62,7 @@ FLOATS = {
 
 
 def write_gguf(
-    folder: Path, path: Path, name: str = "llama", extra: dict[str, int | float | str] | None = None
+    folder: Path, path: Path, name: str = "llama", extra: dict[str, Any] | None = None
 ) -> None:
     """A float32 GGUF of a Hugging Face folder the way llama.cpp's converter lays it out."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -74,7 +74,13 @@ def write_gguf(
     add_metadata(writer, config, name)
     add_tokenizer(writer, folder)
     for key, value in (extra or {}).items():
-        kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        writer.kv_data[-1].pop(key, None)
+        kinds: dict[type, Callable[[str, Any], object]] = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         kinds[type(value)](key, value)
     architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -222,6 +228,57 @@ def test_gguf_settings_nobody_knows_are_refused_by_name(tmp_path: Path) -> None:
     write_gguf(tmp_path, path, "gemma3", {"gemma3.altup.num_inputs": 4})
     with pytest.raises(UnsupportedModelError, match=r"gemma3\.altup\.num_inputs"):
         open_source(str(path), print)
+
+
+def test_lists_of_equal_sizes_mean_that_size(tiny_folder: Path, tmp_path: Path) -> None:
+    lists = {"attention.head_count_kv": [2] * 3, "feed_forward_length": [160] * 3}
+    write_gguf(tiny_folder, tmp_path / "a.gguf")
+    write_gguf(tiny_folder, tmp_path / "b.gguf", extra={f"llama.{k}": v for k, v in lists.items()})
+    a, b = (open_source(str(tmp_path / f"{name}.gguf"), print).config for name in "ab")
+    assert a == b
+    extra = {"llama.attention.head_count_kv": [2, 4, 2]}
+    write_gguf(tiny_folder, tmp_path / "c.gguf", extra=extra)
+    with pytest.raises(UnsupportedModelError, match=r"head_count_kv = \[2, 4, 2\]"):
+        open_source(str(tmp_path / "c.gguf"), print)
+
+
+def test_which_layers_slide_may_be_told(tmp_path: Path) -> None:
+    write_model(tmp_path, "gemma3")
+    for number, (pattern, slides) in enumerate(
+        [([True, False] * 3 + [True], [1, 0] * 3 + [1]), (2, [1, 0] * 3 + [1])]
+    ):
+        path = tmp_path / f"{number}.gguf"
+        write_gguf(tmp_path, path, "gemma3", {"gemma3.attention.sliding_window_pattern": pattern})
+        config = open_source(str(path), print).config
+        windows = find_architecture(config).spec(config, None).windows
+        assert windows == tuple(24 * slide for slide in slides)
+
+
+def test_a_part_of_a_model_is_no_model(tiny_folder: Path, tmp_path: Path) -> None:
+    write_gguf(tiny_folder, tmp_path / "m.gguf", extra={"split.count": 3})
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
+        open_source(str(tmp_path / "m.gguf"), print)
+
+
+def test_a_file_cut_short_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(tiny_folder, path)
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(EdgechatError, match="not a readable GGUF"):
+        open_source(str(path), print)
+
+
+def test_a_type_that_cannot_be_dequantised_is_known_from_the_header(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(tiny_folder, path)
+    source = open_source(str(path), print)
+    tensor = source._tensors["blk.0.ffn_up.weight"]  # type: ignore[attr-defined]
+    changed = tensor._replace(tensor_type=gguf.GGMLQuantizationType.I8)
+    source._tensors["blk.0.ffn_up.weight"] = changed  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedModelError, match="type I8"):
+        source.shape("model.layers.0.mlp.up_proj.weight")
 
 
 @pytest.mark.parametrize("tied", [False, True])

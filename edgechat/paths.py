@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -40,6 +41,37 @@ def beside(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_beside(target: Path) -> Iterator[Path]:
+    """A new folder that takes ``target``'s place when the body succeeds, as ``beside`` for files.
+    What killed writers left is for ``remove_leftovers``, called before. OSError as it comes."""
+    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        temporary.mkdir()
+        yield temporary
+        _replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """Rename into place; an old folder is moved aside first and removed last."""
+    old = target.with_name(f".{target.name}.partial-old-{os.getpid()}")
+    while True:
+        with suppress(FileNotFoundError):
+            target.rename(old)
+        try:
+            temporary.rename(target)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if old.exists():
+                    old.rename(target)
+                raise
+            shutil.rmtree(old, ignore_errors=True)  # another process has just put one there
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_leftovers(target: Path) -> None:

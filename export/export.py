@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from edgechat.export.sources import Source
 from edgechat.export.sources.base import check_tied
 from edgechat.export.spec import DecoderSpec, Ids
 from edgechat.export.targets import check_options
-from edgechat.paths import remove_leftovers
+from edgechat.paths import folder_beside, remove_leftovers
 
 Measure = Callable[[Bundle, Ids], float | None]
 KV_TYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
@@ -105,12 +104,7 @@ def export_model(
             importance,
             lambda done: progress.layers(done, spec.num_layers),
         )
-        texts = {
-            "tokenizer.json": text.files.tokenizer_json,
-            "chat_template.jinja": text.template.source,
-        }
-        for name, content in texts.items():
-            (folder / name).write_text(content, encoding="utf-8")
+        texts = text.write(folder)
         progress.say("checksums")
         manifest = Manifest(
             schema=SCHEMA,
@@ -191,30 +185,12 @@ def new_folder(target: Path, overwrite: bool, needed: int) -> Iterator[Path]:
     target = target.absolute()
     remove_leftovers(target)
     check_place(target, overwrite, needed)
-    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        yield temporary
-        if target.exists() and not overwrite:
-            raise BundleError(f"{target} was made by another export meanwhile; it is kept.")
-        _swap(temporary, target)
+        with folder_beside(target) as temporary:
+            yield temporary
+            if target.exists() and not overwrite:
+                raise BundleError(f"{target} was made by another export meanwhile; it is kept.")
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
         raise BundleError(f"the bundle could not be written to {target} ({reason}).") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _swap(temporary: Path, target: Path) -> None:
-    """Rename into place; an old bundle is moved aside first and removed last."""
-    old = target.with_name(f".{target.name}.partial-old-{os.getpid()}")
-    if target.exists():
-        target.rename(old)
-    try:
-        temporary.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -92,12 +92,7 @@ def export_with_optimum(
         tokens = tokens_of(dims, text)
         bytes_per_token = _bytes_read(model)
         onnx.save(model, target / FILES[0], save_as_external_data=True, location=FILES[1])
-        texts = {
-            "tokenizer.json": text.files.tokenizer_json,
-            "chat_template.jinja": text.template.source,
-        }
-        for name, content in texts.items():
-            (target / name).write_text(content, encoding="utf-8")
+        text.write(target)
         progress.say("checksums")
         manifest = Manifest(
             schema=SCHEMA,

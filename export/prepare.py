@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -54,6 +55,16 @@ class Text:
     files: TextFiles
     tokenizer: Tokenizer
     template: ChosenTemplate
+
+    def write(self, folder: Path) -> list[str]:
+        """Write the bundle's tokenizer and chat template; returns the files' names."""
+        texts = {
+            "tokenizer.json": self.files.tokenizer_json,
+            "chat_template.jinja": self.template.source,
+        }
+        for name, content in texts.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        return list(texts)
 
 
 def read_text_files(

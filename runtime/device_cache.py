@@ -44,15 +44,19 @@ class DeviceCache:
         staged = tensors * self._heads * scratch_slots * self._slot_bytes
         self._host = cuda.host((staged,), np.uint8)
 
-    def address(self, layer: int, value: int) -> int:
-        """Of a layer's keys (``value`` 0) or values (1), [rows, H_kv, C, D]."""
-        part = self._lines * self._capacity * self._slot_bytes
-        return self._slab + (2 * layer + value) * part
+    def addresses(self, prefix: str) -> dict[str, int]:
+        """Where the keys and values of each layer, [rows, H_kv, C, D], begin, by the names that
+        graphs have for them: PREFIX_key.0, PREFIX_value.0, ..."""
+        return self._named(prefix, self._slab, self._lines * self._capacity)
 
-    def scratch_address(self, layer: int, value: int, slots: int) -> int:
-        """As ``address``, of the scratch when it holds [1, H_kv, ``slots``, D] for each."""
-        part = self._scratch_lines(slots) * slots * self._slot_bytes
-        return self._scratch + (2 * layer + value) * part
+    def scratch_addresses(self, prefix: str, slots: int) -> dict[str, int]:
+        """As ``addresses``, of the scratch when it holds [1, H_kv, ``slots``, D] for each."""
+        return self._named(prefix, self._scratch, self._scratch_lines(slots) * slots)
+
+    def _named(self, prefix: str, start: int, lines: int) -> dict[str, int]:
+        kinds = [f"{kind}.{layer}" for layer in range(self._layers) for kind in ("key", "value")]
+        part = lines * self._slot_bytes
+        return {f"{prefix}_{kind}": start + i * part for i, kind in enumerate(kinds)}
 
     def take_scratch(self, row: int, start: int, count: int, slots: int) -> None:
         """Enqueue: the first ``count`` of the scratch's ``slots`` slots go to those from

@@ -23,23 +23,17 @@ from edgechat.runtime.device_cache import (
     chunks,
     moves,
 )
-from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
+from edgechat.runtime.device_engine import DECODE, DeviceEngine, Shape
+from edgechat.runtime.engine import Logits, Signals, Slots, Tokens
 from edgechat.runtime.onnx_session import CUDA, check_provider, open_session, run
 
-Shape = tuple[int, bool]  # tokens of a step, whether it gives all their logits
-DECODE: Shape = (1, False)
 
-
-class OnnxCudaEngine:
+class OnnxCudaEngine(DeviceEngine):
     """See :class:`~edgechat.runtime.engine.Engine`; one row.
 
     ``capacity`` is the number of slots; ``importance`` fills ``signals``; ``sessions`` are another
     engine's, to share. Raises EngineError when the GPU, its memory or ONNX Runtime does not serve.
     """
-
-    rows = 1
-    moves_keys = True
-    first_alone = False  # float activations: no token spoils another's
 
     def __init__(
         self,
@@ -48,19 +42,11 @@ class OnnxCudaEngine:
         importance: bool = False,
         sessions: tuple[Any, Any] | None = None,
     ) -> None:
-        manifest = bundle.manifest
-        check_capacity(manifest, capacity, importance)
         check_provider(CUDA)
-        dims = manifest.dims
-        self.capacity = capacity
-        self.vocab_size, self.hidden_size = dims.vocab_size, dims.hidden_size
-        self.num_heads = dims.num_heads
-        self.signals: Signals | None = None
-        self._bundle, self._importance = bundle, importance
-        self._cuda = Cuda()
+        super().__init__(bundle, capacity, importance)
         try:
             self._sessions = sessions or self._open_sessions()
-            self._cache = DeviceCache(self._cuda, manifest, 1, capacity, MOST_KEPT)
+            self._cache = DeviceCache(self._cuda, bundle.manifest, 1, capacity, MOST_KEPT)
             self._io = _Buffers(self._cuda, bundle, capacity)
             self._decode = self._bind(DECODE)
         except BaseException:
@@ -97,12 +83,6 @@ class OnnxCudaEngine:
             self._cache.take_scratch(row, begin, end - begin, end - begin)
             self._cuda.synchronize()
 
-    def read(self, row: int, start: int, count: int) -> KV:
-        return self._cache.read(row, start, count)
-
-    def write(self, row: int, start: int, kv: KV, origin: int) -> None:
-        self._cache.write(row, start, kv, origin)
-
     def sibling(self) -> OnnxCudaEngine:
         """An engine with buffers of its own and the same weights in memory."""
         return OnnxCudaEngine(self._bundle, self.capacity, self._importance, self._sessions)
@@ -110,11 +90,7 @@ class OnnxCudaEngine:
     def close(self) -> None:
         self._decode = self._prefill = None
         self._sessions = (None, None)
-        self._cuda.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_cuda"):
-            self.close()
+        super().close()
 
     def _open_sessions(self) -> tuple[Any, Any]:
         graph, compact = self._bundle.manifest.graph, self._bundle.manifest.compact
@@ -135,8 +111,7 @@ class OnnxCudaEngine:
             "targets": scored,
         }
         addresses = self._io.addresses(picked)
-        for name, address in self._cache_addresses().items():
-            addresses[f"past_{name}"] = addresses[f"present_{name}"] = address
+        addresses |= self._cache.addresses("past") | self._cache.addresses("present")
         binding = self._bound(0, self._bundle.manifest.graph, sizes, addresses)
         total = ort.OrtValue.ortvalue_from_numpy(self._io.total)  # attention wants it on the host
         binding.bind_ortvalue_input("total_sequence_length", total)
@@ -147,10 +122,8 @@ class OnnxCudaEngine:
         graph = self._bundle.manifest.compact
         assert graph is not None
         addresses = self._io.compact_addresses(begin)
-        for name, address in self._cache_addresses().items():
-            addresses[f"past_{name}"] = address
-        for name, address in self._cache_addresses(count).items():
-            addresses[f"kept_{name}"] = address
+        addresses |= self._cache.addresses("past")
+        addresses |= self._cache.scratch_addresses("kept", count)
         return self._bound(1, graph, {"kept_slots": count, "capacity": self.capacity}, addresses)
 
     def _bound(
@@ -169,17 +142,6 @@ class OnnxCudaEngine:
                     if name in addresses:
                         bind(name, CUDA.device, 0, np.dtype(info.dtype), shape, addresses[name])
         return binding
-
-    def _cache_addresses(self, scratch: int = 0) -> dict[str, int]:
-        """Of the cache by layer and kind, or of the scratch when it holds that many slots."""
-        cache = self._cache
-        return {
-            f"{kind}.{layer}": cache.scratch_address(layer, value, scratch)
-            if scratch
-            else cache.address(layer, value)
-            for layer in range(self._bundle.manifest.dims.num_layers)
-            for value, kind in enumerate(("key", "value"))
-        }
 
 
 def check_precision(manifest: Manifest) -> None:

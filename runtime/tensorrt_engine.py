@@ -17,15 +17,14 @@ from edgechat.bundle import Bundle
 from edgechat.errors import EngineError
 from edgechat.runtime.cuda import Cuda, Graph, HostArray
 from edgechat.runtime.device_cache import MOST_LOGITS, DeviceCache, chunks, moves
-from edgechat.runtime.engine import KV, Logits, Signals, Slots, Tokens, check_capacity
+from edgechat.runtime.device_engine import DECODE, DeviceEngine, Shape
+from edgechat.runtime.engine import Logits, Signals, Slots, Tokens
 from edgechat.runtime.tensorrt.build import most_kept, most_tokens
 from edgechat.runtime.tensorrt.context import Context, LoadedEngine, shapes_of
 from edgechat.runtime.tensorrt.engines import Engines
 
 logger = logging.getLogger("edgechat")
 MOST_PROGRAMS = 8  # shapes that keep a context and a CUDA graph of their own
-Shape = tuple[int, bool]  # tokens of a step, whether it gives all their logits
-DECODE: Shape = (1, False)
 
 
 @dataclass
@@ -37,7 +36,7 @@ class _Program:
     ran: bool = False
 
 
-class TensorRtEngine:
+class TensorRtEngine(DeviceEngine):
     """See :class:`~edgechat.runtime.engine.Engine`; one row.
 
     ``engines`` were built for this machine (:mod:`edgechat.runtime.tensorrt.engines`); their cache
@@ -45,10 +44,6 @@ class TensorRtEngine:
     ``signals``; ``loaded`` is another engine's, to share. Raises EngineError when the GPU, its
     memory or TensorRT does not serve.
     """
-
-    rows = 1
-    moves_keys = True
-    first_alone = False  # static scales: no token spoils another's
 
     def __init__(
         self,
@@ -58,18 +53,11 @@ class TensorRtEngine:
         importance: bool = False,
         loaded: tuple[LoadedEngine, LoadedEngine] | None = None,
     ) -> None:
-        manifest = bundle.manifest
-        check_capacity(manifest, capacity, importance)
-        dims = manifest.dims
-        self.capacity = capacity
-        self.vocab_size, self.hidden_size = dims.vocab_size, dims.hidden_size
-        self.num_heads = dims.num_heads
-        self.signals: Signals | None = None
-        self._bundle, self._engines, self._importance = bundle, engines, importance
+        self._programs: OrderedDict[Shape, _Program] = OrderedDict()  # close needs it at once
+        super().__init__(bundle, capacity, importance)
+        self._engines = engines
         self._most, self._most_kept = most_tokens(bundle), most_kept(bundle)
-        self._in_place = any(t.name == "present_key.{i}" for t in manifest.graph.outputs)
-        self._cuda = Cuda()
-        self._programs: OrderedDict[Shape, _Program] = OrderedDict()
+        self._in_place = any(t.name == "present_key.{i}" for t in bundle.manifest.graph.outputs)
         self._seen: set[Shape] = set()
         self._records = True
         try:
@@ -125,12 +113,6 @@ class TensorRtEngine:
             self._compact.enqueue()
             self._cache.take_scratch(row, begin, end - begin, end - begin)
 
-    def read(self, row: int, start: int, count: int) -> KV:
-        return self._cache.read(row, start, count)
-
-    def write(self, row: int, start: int, kv: KV, origin: int) -> None:
-        self._cache.write(row, start, kv, origin)
-
     def sibling(self) -> TensorRtEngine:
         """An engine with buffers of its own and the same weights in memory."""
         return TensorRtEngine(
@@ -142,13 +124,9 @@ class TensorRtEngine:
             if program.graph is not None:
                 program.graph.close()
         self._programs.clear()
-        self._cuda.close()
+        super().close()
         for name in ("_any", "_compact", "_loaded"):  # the weights go with the last to share them
             self.__dict__.pop(name, None)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_cuda"):
-            self.close()
 
     def _run(self, shape: Shape) -> None:
         """Enqueue a step: plainly the first time, later by the shape's CUDA graph."""
@@ -198,27 +176,19 @@ class TensorRtEngine:
             "targets": count - 1,
             "logit_positions": count if all_logits else 1,
         }
-        addresses = self._io.addresses()
-        for layer in range(layers):
-            for value, kind in enumerate(("key", "value")):
-                cache = self._cache.address(layer, value)
-                addresses[f"past_{kind}.{layer}"] = cache
-                if self._in_place:
-                    addresses[f"present_{kind}.{layer}"] = cache
-                else:
-                    new = self._cache.scratch_address(layer, value, count)
-                    addresses[f"new_{kind}.{layer}"] = new
+        addresses = self._io.addresses() | self._cache.addresses("past")
+        if self._in_place:
+            addresses |= self._cache.addresses("present")
+        else:
+            addresses |= self._cache.scratch_addresses("new", count)
         context.bind(shapes_of(graph.inputs, layers, sizes), addresses)
 
     def _bind_compact(self, count: int) -> None:
         graph, layers = self._bundle.manifest.compact, self._bundle.manifest.dims.num_layers
         assert graph is not None
         addresses = {"kept": self._kept.mapped, "shift": self._shift.mapped}
-        for layer in range(layers):
-            for value, kind in enumerate(("key", "value")):
-                addresses[f"past_{kind}.{layer}"] = self._cache.address(layer, value)
-                kept = self._cache.scratch_address(layer, value, count)
-                addresses[f"kept_{kind}.{layer}"] = kept
+        addresses |= self._cache.addresses("past")
+        addresses |= self._cache.scratch_addresses("kept", count)
         shapes = shapes_of(graph.inputs, layers, {"kept_slots": count})
         self._compact.bind(shapes, addresses)
 
@@ -228,7 +198,6 @@ class _HostIO:
 
     def __init__(self, cuda: Cuda, bundle: Bundle, most: int, has_signals: bool) -> None:
         dims, capacity = bundle.manifest.dims, bundle.manifest.max_capacity
-        self._most = most
         logits = min(most, MOST_LOGITS)
         inputs: dict[str, tuple[int, ...]] = {
             "input_ids": (most,),

@@ -59,14 +59,22 @@ def orin_nano(root: Path) -> Path:
         "sys/class/thermal/cooling_device3/cur_state": 0,
     }
     rails = {"VDD_IN": (4968, 1520), "VDD_CPU_GPU_CV": (4960, 240), "VDD_SOC": (4960, 496)}
+    return write(root, files | sensors("hwmon1", rails, zones, 3))
+
+
+def sensors(
+    chip: str, rails: dict[str, tuple[int, int]], zones: dict[str, int], first_zone: int
+) -> dict[str, object]:
+    """Files of power rails (mV, mA) and of thermal zones (thousandths of a degree)."""
+    files: dict[str, object] = {}
     for number, (name, (millivolts, milliamperes)) in enumerate(rails.items(), 1):
-        files[f"sys/class/hwmon/hwmon1/in{number}_label"] = name
-        files[f"sys/class/hwmon/hwmon1/in{number}_input"] = millivolts
-        files[f"sys/class/hwmon/hwmon1/curr{number}_input"] = milliamperes
-    for number, (name, millidegrees) in enumerate(zones.items(), 3):
+        files[f"sys/class/hwmon/{chip}/in{number}_label"] = name
+        files[f"sys/class/hwmon/{chip}/in{number}_input"] = millivolts
+        files[f"sys/class/hwmon/{chip}/curr{number}_input"] = milliamperes
+    for number, (name, millidegrees) in enumerate(zones.items(), first_zone):
         files[f"sys/class/thermal/thermal_zone{number}/type"] = f"{name}-thermal"
         files[f"sys/class/thermal/thermal_zone{number}/temp"] = millidegrees
-    return write(root, files)
+    return files
 
 
 def thor(root: Path) -> Path:
@@ -96,14 +104,7 @@ def thor(root: Path) -> Path:
         "sys/class/thermal/cooling_device2/cur_state": 18,
     }
     rails = {"VDD_GPU": (19864, 1889), "VDD_CPU_SOC_MSS": (19856, 955), "VIN_SYS_5V0": (4990, 3674)}
-    for number, (name, (millivolts, milliamperes)) in enumerate(rails.items(), 1):
-        files[f"sys/class/hwmon/hwmon5/in{number}_label"] = name
-        files[f"sys/class/hwmon/hwmon5/in{number}_input"] = millivolts
-        files[f"sys/class/hwmon/hwmon5/curr{number}_input"] = milliamperes
-    for number, (name, millidegrees) in enumerate(zones.items()):
-        files[f"sys/class/thermal/thermal_zone{number}/type"] = f"{name}-thermal"
-        files[f"sys/class/thermal/thermal_zone{number}/temp"] = millidegrees
-    return write(root, files)
+    return write(root, files | sensors("hwmon5", rails, zones, 0))
 
 
 def pc(root: Path) -> Path:

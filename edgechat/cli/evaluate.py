@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from edgechat.bundle import Bundle, load_bundle
 from edgechat.cli.evaluate_recall import run_recall
+from edgechat.cli.options import AllowFallback
 from edgechat.cli.plots import Series, check_plot, line_plot
 from edgechat.errors import SettingsError
 from edgechat.evaluate import Reader, Score, evaluate, read_ids
@@ -67,13 +68,7 @@ def eval_command(
         str,
         typer.Option(help="--recall: tokens between what is told and the question."),
     ] = "2000,4000,7000",
-    allow_fallback: Annotated[
-        bool,
-        typer.Option(
-            "--allow-fallback",
-            help="Run a bundle for CUDA on the CPU, slowly, where CUDA is missing.",
-        ),
-    ] = False,
+    allow_fallback: AllowFallback = False,
 ) -> None:
     """Perplexity of a text: lower is better, 1 is perfect. Or, with --recall, memory.
 

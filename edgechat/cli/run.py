@@ -15,6 +15,7 @@ from edgechat.bundle import load_bundle
 from edgechat.chat import Chat
 from edgechat.cli.build import prepare
 from edgechat.cli.interactive import converse, stats_line, warn_if_cut
+from edgechat.cli.options import AllowFallback
 from edgechat.cli.session import (
     check_resumable,
     check_session_path,
@@ -99,13 +100,7 @@ def run(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: usable cores.")] = None,
-    allow_fallback: Annotated[
-        bool,
-        typer.Option(
-            "--allow-fallback",
-            help="Run a bundle for CUDA on the CPU, slowly, where CUDA is missing.",
-        ),
-    ] = False,
+    allow_fallback: AllowFallback = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a reply instead of text.")
     ] = False,

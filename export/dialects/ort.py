@@ -53,12 +53,6 @@ class Ort(Floats, Common):
             ]
         return tables
 
-    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
-        update = self._float32(update)
-        if post_norm is not None:
-            update = self._norm(update, post_norm)
-        return str(self._graph.node("Add", [residual, update]))
-
     def add_norm(
         self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None
     ) -> tuple[str, str]:
@@ -67,9 +61,7 @@ class Ort(Floats, Common):
         if gamma is None:
             total = self.add(residual, update, post_norm)
             return self._half(total), total
-        update = self._float32(update)
-        if post_norm is not None:
-            update = self._norm(update, post_norm)
+        update = self._normed(update, post_norm)
         weight, eps = self._graph.constant(gamma), self._spec.norm_eps
         outputs = self._graph.fresh("SkipNorm", 2)
         self._graph.node(

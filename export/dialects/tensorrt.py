@@ -68,10 +68,6 @@ class TensorRt(Products, Common, ABC):
         Q; negative for what no query may see. Q is S, or the queries as ``_grouped`` has them."""
 
     @abstractmethod
-    def _norm(self, x: str, gamma: Array) -> str:
-        """RMSNorm of ``x`` in float32."""
-
-    @abstractmethod
     def _rotate(self, rotary: RotarySpec, x: str) -> str:
         """Rotary embedding of ``x`` [B, heads, S, D]."""
 
@@ -96,12 +92,6 @@ class TensorRt(Products, Common, ABC):
         self._embedding = Stored(rows)
         x = self._float32(self._graph.node("Gather", [rows, "input_ids"]))
         return self._scaled_embedding(x)
-
-    def add(self, residual: str, update: str, post_norm: Array | None) -> str:
-        update = self._float32(update)
-        if post_norm is not None:
-            update = self._norm(update, post_norm)
-        return str(self._graph.node("Add", [residual, update]))
 
     def add_norm(
         self, residual: str, update: str | None, post_norm: Array | None, gamma: Array | None

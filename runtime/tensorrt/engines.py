@@ -11,18 +11,16 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgechat.bundle import Bundle, FileInfo, file_info
 from edgechat.errors import BundleError, EngineError
-from edgechat.paths import beside, remove_leftovers
+from edgechat.paths import beside, folder_beside, remove_leftovers
 from edgechat.runtime.cuda import Cuda, Device
 from edgechat.runtime.tensorrt import api as loader
 from edgechat.runtime.tensorrt.build import (
@@ -167,25 +165,23 @@ def build_engines(
     options = options or Options(workspace=WORKSPACE)
     folder = _folder(bundle, api, device)
     timings = folder.parent / (folder.name.rpartition("-")[0] + ".timings")
-    temporary = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     _refuse_link(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
         remove_leftovers(folder)
         _require_space(bundle)
-        temporary.mkdir()
-        for name, make in zip(FILES, (build_decoder_engine, build_compact_engine), strict=True):
-            say(f"building {name}")
-            options = dataclasses.replace(options, timings=_read(timings, LARGEST_TIMINGS))
-            one = make(api, bundle, options)
-            (temporary / name).write_bytes(one.engine)
-            with beside(timings) as path:
-                path.write_bytes(one.timings)
-        files = {name: file_info(temporary / name) for name in FILES}
-        facts = _facts(bundle, api, device, files)
-        text = json.dumps(dataclasses.asdict(facts), indent=1)
-        (temporary / FACTS).write_text(text + "\n", encoding="utf-8")
-        _swap(temporary, folder)
+        with folder_beside(folder) as temporary:
+            for name, make in zip(FILES, (build_decoder_engine, build_compact_engine), strict=True):
+                say(f"building {name}")
+                options = dataclasses.replace(options, timings=_read(timings, LARGEST_TIMINGS))
+                one = make(api, bundle, options)
+                (temporary / name).write_bytes(one.engine)
+                with beside(timings) as path:
+                    path.write_bytes(one.timings)
+            files = {name: file_info(temporary / name) for name in FILES}
+            facts = _facts(bundle, api, device, files)
+            text = json.dumps(dataclasses.asdict(facts), indent=1)
+            (temporary / FACTS).write_text(text + "\n", encoding="utf-8")
         _remove_outdated(folder, bundle)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
@@ -193,8 +189,6 @@ def build_engines(
             f"the engine could not be written to {folder.parent} ({reason}); free some space, or "
             "copy the bundle to where you may write."
         ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Engines(folder)
 
 
@@ -237,22 +231,6 @@ def _read(path: Path, largest: int) -> bytes:
     if not path.is_file() or path.stat().st_size > largest:
         return b""
     return path.read_bytes()
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Rename into place; an old folder is moved aside first and removed last."""
-    old = folder.with_name(f".{folder.name}.partial-old-{os.getpid()}")
-    while True:
-        with suppress(FileNotFoundError):
-            folder.rename(old)
-        try:
-            temporary.rename(folder)
-            break
-        except OSError as error:  # another process has just put the same there
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_outdated(folder: Path, bundle: Bundle) -> None:
